@@ -44,8 +44,10 @@ def _seconds(smoke: bool) -> Row:
     detail = {
         "note": "all kinds of vectors, both measures, with the control in raw coordinates; the "
         "second model is the first with noise of a tenth of each weight's spread",
-        "layers": a.n_layers, "notes": found[0].notes(), "hits and smallest margin": matchings,
-    }  # fmt: skip
+        "layers": a.n_layers,
+        "notes": found[0].notes(),
+        "hits and smallest margin": matchings,
+    }
     return Row("align_seconds", seconds, None, "seconds", 120, "<=", "ours", detail=detail)
 
 
@@ -61,13 +63,18 @@ def _memory(smoke: bool) -> Row:
             peaks[depth] = float(done.stdout.strip().splitlines()[-1])
     shallow, deep = peaks.values()
     return Row(
-        "diff_memory", deep, shallow, "MiB", 1.1, "<=",
+        "diff_memory",
+        deep,
+        shallow,
+        "MiB",
+        1.1,
+        "<=",
         detail={
             "note": "peak resident memory of comparing two checkpoints of 16 blocks (ours) and of "
             "4 (peer), libraries included; 1,024 wide, float32",
             "peaks": {str(depth): peak for depth, peak in peaks.items()},
         },
-    )  # fmt: skip
+    )
 
 
 def compare(folder: Path, depth: int, smoke: bool) -> None:
@@ -91,9 +98,12 @@ def make(target: Path, depth: int, seed: int, smoke: bool) -> None:
     width = 32 if smoke else 1024
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=2000, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=depth,
+        vocab_size=2000,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=depth,
         num_attention_heads=8,
-    )  # fmt: skip
+    )
     LlamaForCausalLM(config).save_pretrained(target)
 
 
@@ -105,9 +115,12 @@ def _tiny(seed: int) -> Any:
 
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
         num_attention_heads=4,
-    )  # fmt: skip
+    )
     return Transformer.wrap(LlamaForCausalLM(config).eval(), name=f"tiny {seed}")
 
 

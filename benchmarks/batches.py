@@ -38,15 +38,22 @@ def run(*, smoke: bool) -> list[Row]:
     largest = by_size[str(sizes[-1])]
     return [
         Row(
-            "batch_over_generate", largest["ours"], largest["peer"], "tokens/s", BAR, ">=",
+            "batch_over_generate",
+            largest["ours"],
+            largest["peer"],
+            "tokens/s",
+            BAR,
+            ">=",
             detail={
-                "by_size": by_size, "n": sizes[-1], "rounds": rounds,
+                "by_size": by_size,
+                "n": sizes[-1],
+                "rounds": rounds,
                 "note": f"n texts in one batch, {tokens} tokens each, all texts counted, prompt "
                 "processing included; float32, greedy; medians over rounds, each round with new "
                 "prompts",
             },
         )
-    ]  # fmt: skip
+    ]
 
 
 def _size(
@@ -71,6 +78,8 @@ def _size(
                 )
     rates = {side: size * tokens / median(seconds) for side, seconds in samples.items()}
     return {
-        **rates, "ratio": rates["ours"] / rates["peer"], "tokens_per_pass": median(per_pass),
+        **rates,
+        "ratio": rates["ours"] / rates["peer"],
+        "tokens_per_pass": median(per_pass),
         "samples": samples,
-    }  # fmt: skip
+    }

@@ -24,9 +24,20 @@ BUILD = ROOT / "build"
 MODEL = "smollm2"
 SOME_SECTIONS_FAILED = 3  # exit code of a study; one with little text leaves sections out
 DEMO = (
-    "study", "shortcuts", MODEL, "--text", "wikipedia", "--other", "news",
-    "--fit-texts", "3500", "--read-texts", "700", "--sections", "exits",
-)  # fmt: skip
+    "study",
+    "shortcuts",
+    MODEL,
+    "--text",
+    "wikipedia",
+    "--other",
+    "news",
+    "--fit-texts",
+    "3500",
+    "--read-texts",
+    "700",
+    "--sections",
+    "exits",
+)
 
 
 @dataclass(frozen=True)
@@ -61,10 +72,18 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the detail says how the numbers came about, and where."""
         row = {
-            "name": self.name, "ours": self.ours, "peer": self.peer, "unit": self.unit,
-            "ratio": self.ratio, "bar": self.bar, "holds": self.holds,
-            "sense": self.sense, "judged": self.judged, "over": self.over, "machine": machine(),
-        }  # fmt: skip
+            "name": self.name,
+            "ours": self.ours,
+            "peer": self.peer,
+            "unit": self.unit,
+            "ratio": self.ratio,
+            "bar": self.bar,
+            "holds": self.holds,
+            "sense": self.sense,
+            "judged": self.judged,
+            "over": self.over,
+            "machine": machine(),
+        }
         if both := row.keys() & self.detail.keys():
             raise ValueError(f"the detail of {self.name} would replace {', '.join(sorted(both))}")
         return {**row, **self.detail}
@@ -81,7 +100,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "dtype": "float32",
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }  # fmt: skip
+    }
 
 
 def generate(
@@ -102,9 +121,15 @@ def generate(
     padded = [torch.nn.functional.pad(one, (n, 0)) for one, n in zip(prompts, pads, strict=True)]
     mask = torch.stack([torch.arange(longest) >= n for n in pads]).long()
     out = transformer.model.generate(
-        torch.cat(padded), attention_mask=mask, do_sample=False, temperature=None, top_p=None,
-        max_new_tokens=tokens, pad_token_id=0, **(options or {}),
-    )  # fmt: skip
+        torch.cat(padded),
+        attention_mask=mask,
+        do_sample=False,
+        temperature=None,
+        top_p=None,
+        max_new_tokens=tokens,
+        pad_token_id=0,
+        **(options or {}),
+    )
     return [row.tolist() for row in out[:, longest:]]
 
 
@@ -177,9 +202,15 @@ def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]
 
 
 def study_row(
-    made: Any, wanted: Mapping[str, Any], asked: Sequence[str], small: Sequence[str], bar: float,
-    *, smoke: bool, about: Callable[[Any], Mapping[str, Any]],
-) -> Row:  # fmt: skip
+    made: Any,
+    wanted: Mapping[str, Any],
+    asked: Sequence[str],
+    small: Sequence[str],
+    bar: float,
+    *,
+    smoke: bool,
+    about: Callable[[Any], Mapping[str, Any]],
+) -> Row:
     """Minutes that a study takes with its defaults, from `study.json` of a whole run.
 
     Args:
@@ -202,9 +233,10 @@ def study_row(
     took, settings = found["run"], found["settings"]
     detail = {
         "note": f"layerleap study {name} with its defaults, model and data already cached",
-        "settings": {key: settings[key] for key in asked}, **about(found),
+        "settings": {key: settings[key] for key in asked},
+        **about(found),
         "peak_mib": took["peak_mib"],
-    }  # fmt: skip
+    }
     minutes = took["seconds"] / 60
     return Row(f"{name}_study", minutes, None, "minutes", bar, "<=", judged="ours", detail=detail)
 

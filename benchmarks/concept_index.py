@@ -19,9 +19,17 @@ from common import MODEL, Row, median
 from layerleap.memory import peak_memory
 
 QUERIES = (
-    "guitar music band", "king queen", "python code", "Paris", "the", "red green blue", "run*",
-    "electroencephalogram", "happy sad angry", "2024",
-)  # fmt: skip
+    "guitar music band",
+    "king queen",
+    "python code",
+    "Paris",
+    "the",
+    "red green blue",
+    "run*",
+    "electroencephalogram",
+    "happy sad angry",
+    "2024",
+)
 
 
 def run(*, smoke: bool) -> list[Row]:
@@ -35,14 +43,22 @@ def run(*, smoke: bool) -> list[Row]:
         Row("index_seconds", built["seconds"], None, "seconds", 60, "<=", "ours", detail=detail),
         Row("index_memory", built["extra_mib"], None, "MiB", 1024, "<=", "ours", detail=detail),
         Row(
-            "search_latency", median(samples), None, "ms", 10, "<=", "ours",
+            "search_latency",
+            median(samples),
+            None,
+            "ms",
+            10,
+            "<=",
+            "ours",
             detail={
                 "note": "index.search of ten results, through a fresh connection each time",
-                "queries": QUERIES, "n": len(samples), "slowest": max(samples),
+                "queries": QUERIES,
+                "n": len(samples),
+                "slowest": max(samples),
                 "vectors": built["vectors"],
             },
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _built_by_child(path: Path, smoke: bool) -> dict[str, float]:
@@ -82,9 +98,12 @@ def build(path: Path, smoke: bool) -> None:
     found = index(transformer, path, progress=False, n_texts=8 if smoke else 200)
     seconds = time.perf_counter() - started
     told = {
-        "seconds": seconds, "extra_mib": (peak_memory() or 0.0) - before,
-        "model_mib": before, "vectors": found.n_vectors, "file_mb": path.stat().st_size / 1e6,
-    }  # fmt: skip
+        "seconds": seconds,
+        "extra_mib": (peak_memory() or 0.0) - before,
+        "model_mib": before,
+        "vectors": found.n_vectors,
+        "file_mb": path.stat().st_size / 1e6,
+    }
     print(json.dumps(told))
 
 
@@ -95,9 +114,12 @@ def _tiny() -> Any:
     from layerleap import Transformer, zoo
 
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        vocab_size=49152,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
         num_attention_heads=4,
-    )  # fmt: skip
+    )
     tokenizer = AutoTokenizer.from_pretrained(zoo.fetch(MODEL))
     return Transformer.wrap(LlamaForCausalLM(config).eval(), tokenizer, name="tiny")
 

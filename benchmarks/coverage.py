@@ -70,14 +70,18 @@ def _heavy_tails(rng: Any, sizes: Any) -> Any:
 
 
 MADE = (
-    *(Made(f"share of {p:.1%}", _geometric, _shares(p, alike), p, SHARE)
-      for p, alike in ((0.3, 0.02), (0.95, 0.2), (0.995, 0.02))),
-    *(Made(f"share of {p:.1%}, few large documents", _pareto, _shares(p, alike), p, SHARE)
-      for p, alike in ((0.3, 0.02), (0.95, 0.2))),
+    *(
+        Made(f"share of {p:.1%}", _geometric, _shares(p, alike), p, SHARE)
+        for p, alike in ((0.3, 0.02), (0.95, 0.2), (0.995, 0.02))
+    ),
+    *(
+        Made(f"share of {p:.1%}, few large documents", _pareto, _shares(p, alike), p, SHARE)
+        for p, alike in ((0.3, 0.02), (0.95, 0.2))
+    ),
     Made("mean, 3 % of rows huge", _geometric, _rarely_huge, 0.03 * 15 + 0.97 * 0.3, POSITIVE),
     Made("mean, heavy tails", _geometric, _heavy_tails, 0.0, ANY),
     Made("mean, heavy tails, few large documents", _pareto, _heavy_tails, 0.0, ANY),
-)  # fmt: skip
+)
 
 
 def run(*, smoke: bool) -> list[Row]:
@@ -98,8 +102,10 @@ def run(*, smoke: bool) -> list[Row]:
     detail = {
         "note": "how often 95 % intervals of 20 drawn documents hold the value of their pool; mean "
         "over precision@1, @5, @10, surprisal, KL and R2 at every layer, and over both maps",
-        "by_documents": by_size, "draws": draws, "n": len(real),
-    }  # fmt: skip
+        "by_documents": by_size,
+        "draws": draws,
+        "n": len(real),
+    }
     return [
         Row(
             "evaluate_coverage", by_size[20], None, "share", BAR, ">=", judged="ours", detail=detail
@@ -113,10 +119,13 @@ def _row(
     """One line; `found` has, per interval, whether it holds the truth, and its width."""
     covered, width = zip(*found, strict=True)
     return {
-        "from": source, "what": what, "documents": documents, "intervals": len(found),
+        "from": source,
+        "what": what,
+        "documents": documents,
+        "intervals": len(found),
         "covered": round(float(np.mean(covered)), 4),
         "median_width": float(f"{np.median(width):.3g}"),
-    }  # fmt: skip
+    }
 
 
 def _made_up(draws: int) -> Iterator[dict[str, Any]]:
@@ -162,9 +171,8 @@ class Pool:
         scores = score_table(documents, columns, {})
         last = max(row["layer"] for row in scores)
         found = {
-            (row["map"], row["metric"], row["layer"]): row
-            for row in scores if row["layer"] < last
-        }  # fmt: skip
+            (row["map"], row["metric"], row["layer"]): row for row in scores if row["layer"] < last
+        }
         errors = MapErrors(self.bank)
         states = {layer: values[rows] for layer, values in self.states.items()}
         errors.add(states, _Batch(documents, torch.ones_like(documents)))
@@ -221,9 +229,11 @@ def _pool(texts: int) -> Pool:
             kept[layer].append(states[layer].float().cpu())
 
     scores = score(
-        model, {"id": Lens(model), "mat": Lens(model, bank)},
-        batches_of(model, text, sampling, side="both", n_texts=texts), on_states=keep,
-    )  # fmt: skip
+        model,
+        {"id": Lens(model), "mat": Lens(model, bank)},
+        batches_of(model, text, sampling, side="both", n_texts=texts),
+        on_states=keep,
+    )
     columns = {measure: getattr(scores, measure) for measure in ("rank", "surprisal", "kl")}
     few = bank.changed(maps=[bank.maps[layer, model.n_layers] for layer in LAYERS], fits=[])
     states = {layer: torch.cat(rows) for layer, rows in kept.items()}

@@ -39,8 +39,15 @@ def _server() -> Iterator[tuple[str, Any]]:
     """The address and the process of `layerleap debug`."""
     import psutil
 
-    command = [str(Path(sys.executable).with_name("layerleap")), "debug", MODEL, "--port", "0",
-               "--no-browser", "--no-index"]  # fmt: skip
+    command = [
+        str(Path(sys.executable).with_name("layerleap")),
+        "debug",
+        MODEL,
+        "--port",
+        "0",
+        "--no-browser",
+        "--no-index",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -102,13 +109,19 @@ def _first(client: Any, rounds: int) -> Row:
             _settle(client)
     seconds = {name: samples[1:] for name, samples in seconds.items()}  # the first call is slower
     return Row(
-        "debug_first", median(seconds["first"]), median(seconds["bare"]), "seconds", 1.5, "<=",
+        "debug_first",
+        median(seconds["first"]),
+        median(seconds["bare"]),
+        "seconds",
+        1.5,
+        "<=",
         detail={
             "note": f"from a request for a trace of {N_TOKENS} new tokens to its first cells: one "
             "position at all layers (ours); a bare forward pass over the same tokens (peer)",
-            "samples": seconds, "n": rounds,
+            "samples": seconds,
+            "n": rounds,
         },
-    )  # fmt: skip
+    )
 
 
 def _memory(client: Any, process: Any, requests: int, fill: int) -> Row:
@@ -122,13 +135,19 @@ def _memory(client: Any, process: Any, requests: int, fill: int) -> Row:
     after = process.memory_info().rss
     client.delete("/api/sessions/bench")
     return Row(
-        "debug_memory", after / 2**20, before / 2**20, "MiB", 1.05, "<=",
+        "debug_memory",
+        after / 2**20,
+        before / 2**20,
+        "MiB",
+        1.05,
+        "<=",
         detail={
             "note": f"resident memory of the server after {requests} requests (ours) and before "
             "them, with its cache of prompts already full (peer); the model is included",
-            "growth": (after - before) / 2**20, "n": requests,
+            "growth": (after - before) / 2**20,
+            "n": requests,
         },
-    )  # fmt: skip
+    )
 
 
 def _any(client: Any, number: int) -> None:
@@ -173,13 +192,20 @@ def _clients(client: Any, rounds: int) -> Row:
     for thread in threads:
         thread.join()
     return Row(
-        "debug_clients", len(wrong), None, "failures", 0, "<=", judged="ours",
+        "debug_clients",
+        len(wrong),
+        None,
+        "failures",
+        0,
+        "<=",
+        judged="ours",
         detail={
             "note": f"answers of {N_CLIENTS} clients at once that differ from those of one alone, "
             "or are errors; each asks for a trace, a cell with an edit, and generated text",
-            "wrong": wrong[:10], "n": rounds * N_CLIENTS * 3,
+            "wrong": wrong[:10],
+            "n": rounds * N_CLIENTS * 3,
         },
-    )  # fmt: skip
+    )
 
 
 def _answers(client: Any, prompt: dict[str, Any]) -> list[Any]:
@@ -187,9 +213,10 @@ def _answers(client: Any, prompt: dict[str, Any]) -> list[Any]:
     edits = ["L20.N7=4"]
     cell = {"input": prompt, "block": 20, "position": 1, "edits": edits}
     asked = (
-        ("/api/trace", {"input": prompt}), ("/api/cell", cell),
+        ("/api/trace", {"input": prompt}),
+        ("/api/cell", cell),
         ("/api/generate", {"input": prompt, "edits": edits, "max_new_tokens": 3}),
-    )  # fmt: skip
+    )
     found = []
     for path, body in asked:
         answer = client.post(path, json=body)

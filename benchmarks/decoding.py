@@ -110,9 +110,15 @@ def _run_narrow(smoke: bool) -> Iterator[Row]:
     found = {side: departures(texts, side) for side in sorted(sides - {"generate"})}
     ours, fast = found.pop("exact"), found.pop("fast")
     yield Row(
-        "departures_bfloat16", ours, None, "per 1,000 tokens", min(found.values()), "<=",
-        judged="ours", detail={"fast": fast, "peers": found, "texts": len(texts) // len(sides)},
-    )  # fmt: skip
+        "departures_bfloat16",
+        ours,
+        None,
+        "per 1,000 tokens",
+        min(found.values()),
+        "<=",
+        judged="ours",
+        detail={"fast": fast, "peers": found, "texts": len(texts) // len(sides)},
+    )
 
 
 def _load(dtype: str) -> tuple[Transformer, ShortcutBank]:
@@ -181,19 +187,34 @@ def _exact_rows(seen: Seen, texts: Texts, suffix: str, bar: float) -> list[Row]:
     detail = {
         "computed_in": "bfloat16" if "bfloat16" in suffix else "float32",
         "speeds": speed,
-        "by_set": {s: {n: median(r for r, _ in by) for n, by in sets.items()}
-                   for s, sets in seen.items()},
+        "by_set": {
+            s: {n: median(r for r, _ in by) for n, by in sets.items()} for s, sets in seen.items()
+        },
         "departures_per_1000": {s: departures(texts, s) for s in speed if s != "generate"},
         "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
         "exactness": sorted({account.exactness for account in accounts}),
-    }  # fmt: skip
+    }
     unit = "tokens/s"
     return [
-        Row(f"exact_over_generate_{suffix}", speed["exact"], speed["generate"], unit, bar, ">=",
-            detail=detail),
-        Row(f"exact_over_fastest_{suffix}", speed["exact"], max(peers.values()), unit, 1.15, ">=",
-            detail={"peers": peers}),
-    ]  # fmt: skip
+        Row(
+            f"exact_over_generate_{suffix}",
+            speed["exact"],
+            speed["generate"],
+            unit,
+            bar,
+            ">=",
+            detail=detail,
+        ),
+        Row(
+            f"exact_over_fastest_{suffix}",
+            speed["exact"],
+            max(peers.values()),
+            unit,
+            1.15,
+            ">=",
+            detail={"peers": peers},
+        ),
+    ]
 
 
 def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
@@ -232,16 +253,25 @@ def _decoders(
         "loop": decoder(bank, transformer=transformer, rule=Never()),
         **{
             name: decoder(
-                bank, transformer=transformer, rule=early.rule, checks=early.checks,
-                shortlist=early.shortlist, head=head, compare=True,
+                bank,
+                transformer=transformer,
+                rule=early.rule,
+                checks=early.checks,
+                shortlist=early.shortlist,
+                head=head,
+                compare=True,
             )
             for name, head in EARLY.items()
         },
-    }  # fmt: skip
+    }
     said = {
-        "rule": early.rule.to_dict(), "checks": early.checks, "shortlist": len(early.shortlist),
-        "seconds": early.seconds, "tried": early.tried, "live": early.live,
-    }  # fmt: skip
+        "rule": early.rule.to_dict(),
+        "checks": early.checks,
+        "shortlist": len(early.shortlist),
+        "seconds": early.seconds,
+        "tried": early.tried,
+        "live": early.live,
+    }
     return made, {
         "sides": list(made),
         "pass_cost": cost.to_dict(),
@@ -284,18 +314,22 @@ def _rows(transformer: Transformer, seen: Seen, texts: Texts, setup: dict[str, A
         raise RuntimeError(f"exact decoding gave another text than generate: {same}")
     accounts = [account for by in seen["exact"].values() for _, account in by]
     detail = {
-        "speeds": speed, "same_text_as_generate": same,
-        "by_set": {s: {n: median(r for r, _ in by) for n, by in sets.items()}
-                   for s, sets in seen.items()},
+        "speeds": speed,
+        "same_text_as_generate": same,
+        "by_set": {
+            s: {n: median(r for r, _ in by) for n, by in sets.items()} for s, sets in seen.items()
+        },
         "departures_per_1000": {side: departures(texts, side) for side in same},
         "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
         "acceptance": median(account.acceptance_rate or 0.0 for account in accounts),
-        "limit_tokens_per_second": limit, "weight_bytes": weights, "peak_mib": peak_memory(),
+        "limit_tokens_per_second": limit,
+        "weight_bytes": weights,
+        "peak_mib": peak_memory(),
         **setup,
         "note": "tokens per second, mean over prompt sets of medians; float32, batch 1, greedy; "
         "the limit is one token per reading of all weights from memory; exact decoding remembers "
         "the model's predictions from prompt to prompt, as it would in use; the peers do not",
-    }  # fmt: skip
+    }
     ours = {*setup["sides"], "loop inside"}
     peers = {side: rate for side, rate in speed.items() if side not in ours}
     best = max(peers.values())
@@ -317,13 +351,14 @@ def _rows(transformer: Transformer, seen: Seen, texts: Texts, setup: dict[str, A
     # A rule that never exits does not count: two equal loops differ only by noise.
     early = 0.0 if setup["early"]["rule"]["name"] == "never" else speed["early"]
     return [
-        Row("exact_over_generate", speed["exact"], speed["generate"], unit, 1.5, ">=",
-            detail=detail),
+        Row(
+            "exact_over_generate", speed["exact"], speed["generate"], unit, 1.5, ">=", detail=detail
+        ),
         Row("exact_over_fastest", speed["exact"], best, unit, 1.15, ">=", detail={"peers": peers}),
         Row("loop_over_generate", speed["loop"], speed["generate"], unit, 1.0, ">="),
         Row("early_over_loop", early, speed["loop inside"], unit, 1.0, ">=", detail=agreed),
         Row("early_agreement", agreement, None, "share of tokens", 0.95, ">=", judged="ours"),
-    ]  # fmt: skip
+    ]
 
 
 def _needed(cost: dict[str, Any], speed: dict[str, float]) -> dict[str, float]:

@@ -20,9 +20,15 @@ def _help(smoke: bool) -> Row:
     layerleap("--help")  # warm-up: compiles the modules
     samples = [timed(lambda: layerleap("--help")) for _ in range(2 if smoke else 5)]
     return Row(
-        "help_time", median(samples), None, "seconds", 0.5, "<=", judged="ours",
+        "help_time",
+        median(samples),
+        None,
+        "seconds",
+        0.5,
+        "<=",
+        judged="ours",
         detail={"samples": samples, "n": len(samples), "note": "layerleap --help, median"},
-    )  # fmt: skip
+    )
 
 
 def _demo(out: Path, smoke: bool) -> Row:
@@ -33,6 +39,12 @@ def _demo(out: Path, smoke: bool) -> Row:
     arguments = demo_arguments(out, smoke)
     seconds = timed(lambda: layerleap(*arguments))
     return Row(
-        "demo_time", seconds, None, "seconds", 360.0, "<=", judged="ours",
+        "demo_time",
+        seconds,
+        None,
+        "seconds",
+        360.0,
+        "<=",
+        judged="ours",
         detail={"samples": [seconds], "n": 1, "note": "make demo's command, everything cached"},
-    )  # fmt: skip
+    )

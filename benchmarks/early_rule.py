@@ -88,20 +88,29 @@ def early_rule(
             gain = exits.saved * seconds["block"] + left * (seconds["head"] - again)
             tried.append(
                 {
-                    "rule": name, "checks": list(checks), "layers_saved": exits.saved,
-                    "left_early": left, "agreement": exits.agreement,
-                    "seconds_saved": gain, "seconds_of_checks": asked * check,
+                    "rule": name,
+                    "checks": list(checks),
+                    "layers_saved": exits.saved,
+                    "left_early": left,
+                    "agreement": exits.agreement,
+                    "seconds_saved": gain,
+                    "seconds_of_checks": asked * check,
                 }
-            )  # fmt: skip
+            )
             best = max(best, (gain - asked * check, name, checks))
     _, name, checks = best
     live: list[dict[str, Any]] = []
     for wanted in BOLDNESS:
         rule, exits = _boldest(families[name], known[name].at(checks), wanted)
         made = decoder(
-            bank, transformer=transformer, rule=rule, checks=checks, shortlist=short,
-            head="shortlist", compare=True,
-        )  # fmt: skip
+            bank,
+            transformer=transformer,
+            rule=rule,
+            checks=checks,
+            shortlist=short,
+            head="shortlist",
+            compare=True,
+        )
         agreed = torch.tensor([_write(transformer, made, ids).agreement for ids in aside])
         error = agreed.std().item() * (1 / len(agreed) + 1 / measured) ** 0.5
         live.append(
@@ -147,16 +156,18 @@ def _evidence(
     is_train = torch.isin(whole.document, train.document.unique())
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
-        seen.saturation["mat"].rows(learning), SomeStates(seen.states, learning),
+        seen.saturation["mat"].rows(learning),
+        SomeStates(seen.states, learning),
         sampling=CellSampling(tasks=2, limit=3000, seed=0),
-    )  # fmt: skip
+    )
     short = seen.evidence["short"].rows(others)
     rest = short.with_probe(probe, SomeStates(seen.states, others))
     length = 1 + whole.position.double().mean().item()
     families = {
-        "task": family(Task, probe=probe), "similarity": family(Similarity),
+        "task": family(Task, probe=probe),
+        "similarity": family(Similarity),
         "gap": family(Gap, length=length),
-    }  # fmt: skip
+    }
     return families, {"task": rest, "similarity": short, "gap": short}
 
 
@@ -210,7 +221,7 @@ def _check_seconds(
     checks = range(transformer.n_layers // 2, transformer.n_layers)
     asked = decoder(
         bank, transformer=transformer, rule=rules.at(never), checks=checks, shortlist=short
-    )  # fmt: skip
+    )
     plain = decoder(bank, transformer=transformer, rule=Never())
     times: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(12):

@@ -92,10 +92,15 @@ def run(*, smoke: bool) -> Iterator[Row]:
     waits = {side: one["first_token"] for side, one in own.items()}
     detail = {"by_case": typical, "tokens": tokens, "n": rounds, "threads_of_row": THREADS[-1]}
     yield Row(
-        "first_token_first", waits["first"] - waits["generate"], None, "seconds", FIRST, "<=",
+        "first_token_first",
+        waits["first"] - waits["generate"],
+        None,
+        "seconds",
+        FIRST,
+        "<=",
         judged="ours",
         detail={**detail, "note": "seconds beyond generate's, of the first decoder of a process"},
-    )  # fmt: skip
+    )
     yield Row("first_token_second", waits["second"], waits["generate"], "seconds", SECOND, "<=")
 
 

@@ -13,9 +13,13 @@ from layerleap.files import cache_root
 FIRST_READ = 90.0
 QUICK_STUDY = 120.0
 QUICK = {
-    "shortcuts": (MODEL,), "saturation": (MODEL,), "embedding": (MODEL,), "sparsity": (MODEL,),
-    "icl": (MODEL,), "stitching": ("small-lm", "--other", "small-lm-2"),
-}  # fmt: skip
+    "shortcuts": (MODEL,),
+    "saturation": (MODEL,),
+    "embedding": (MODEL,),
+    "sparsity": (MODEL,),
+    "icl": (MODEL,),
+    "stitching": ("small-lm", "--other", "small-lm-2"),
+}
 SMOKE = ("shortcuts", "saturation")
 
 

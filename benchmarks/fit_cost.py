@@ -38,8 +38,10 @@ def _row(transformer: Transformer, positions: str, n_texts: int) -> Row:
     examples = iter_examples(transformer, "wikipedia", sampling, n_texts=n_texts)
     rounds = _deal(list(iter_batches(transformer, examples)))
     about = {
-        "model": transformer.identity.to_dict(), "text": "wikipedia", "sampling": sampling.to_dict()
-    }  # fmt: skip
+        "model": transformer.identity.to_dict(),
+        "text": "wikipedia",
+        "sampling": sampling.to_dict(),
+    }
     tally = Tally.empty(transformer, "final", about)
 
     sides = {
@@ -56,13 +58,23 @@ def _row(transformer: Transformer, positions: str, n_texts: int) -> Row:
     ours = median(samples["ours"]) * len(rounds) + median(solving)
     peer, headless = (median(samples[name]) * len(rounds) for name in ("peer", "headless"))
     return Row(
-        f"fit_cost_{positions}", ours, peer, "seconds", BAR, "<=",
+        f"fit_cost_{positions}",
+        ours,
+        peer,
+        "seconds",
+        BAR,
+        "<=",
         detail={
-            "note": NOTE, "samples": samples, "solving": solving, "texts": n_texts,
-            "n": tally.fit.n, "tokens": sum(b.n_tokens for part in rounds for b in part),
-            "headless": headless, "ratio_headless": ours / headless,
+            "note": NOTE,
+            "samples": samples,
+            "solving": solving,
+            "texts": n_texts,
+            "n": tally.fit.n,
+            "tokens": sum(b.n_tokens for part in rounds for b in part),
+            "headless": headless,
+            "ratio_headless": ours / headless,
         },
-    )  # fmt: skip
+    )
 
 
 def _deal(batches: list[Batch]) -> list[list[Batch]]:

@@ -70,9 +70,12 @@ def _tiny() -> Any:
     from layerleap import Transformer
 
     config = LlamaConfig(
-        vocab_size=6000, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        vocab_size=6000,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
         num_attention_heads=4,
-    )  # fmt: skip
+    )
     return Transformer.wrap(LlamaForCausalLM(config).eval(), name="tiny")
 
 

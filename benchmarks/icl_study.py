@@ -10,13 +10,35 @@ from common import Row, study_row
 from layerleap_papers.icl_and_gradient_descent import STUDY, IclSettings
 
 ASKED = (
-    "tasks", "seeds", "demonstrations", "queries", "most", "search", "rates", "lenses",
-    "parameters", "tokens", "tuned_rows",
-)  # fmt: skip
+    "tasks",
+    "seeds",
+    "demonstrations",
+    "queries",
+    "most",
+    "search",
+    "rates",
+    "lenses",
+    "parameters",
+    "tokens",
+    "tuned_rows",
+)
 SMALL = (
-    "--quick", "--task", "plurals", "--demonstrations", "2", "--most", "2", "--queries", "4",
-    "--search", "2", "--rates", "0.001", "--lenses", "id",
-)  # fmt: skip
+    "--quick",
+    "--task",
+    "plurals",
+    "--demonstrations",
+    "2",
+    "--most",
+    "2",
+    "--queries",
+    "4",
+    "--search",
+    "2",
+    "--rates",
+    "0.001",
+    "--lenses",
+    "id",
+)
 
 
 def run(*, smoke: bool) -> list[Row]:

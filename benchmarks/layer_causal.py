@@ -40,9 +40,7 @@ def run(*, smoke: bool) -> list[Row]:
     """Memory, time and what is learned."""
     width = 64 if smoke else WIDTH
     peaks = {how: [_child(how, width) for _ in range(1 if smoke else 2)] for how in HOWS}
-    return [
-        _memory_row(peaks, width), _time_row(width, rounds=1 if smoke else 5), _loss_row(smoke)
-    ]  # fmt: skip
+    return [_memory_row(peaks, width), _time_row(width, rounds=1 if smoke else 5), _loss_row(smoke)]
 
 
 def _memory_row(peaks: dict[str, list[dict[str, float]]], width: int) -> Row:
@@ -57,9 +55,14 @@ def _memory_row(peaks: dict[str, list[dict[str, float]]], width: int) -> Row:
         "layerleap, which makes logits a few rows at a time"
     )
     return Row(
-        "layer_causal_memory", added["layer-causal, all positions"], added["plain"], "MiB", 0.5,
-        "<=", detail={"note": note, "added": added, "process": whole, "samples": peaks},
-    )  # fmt: skip
+        "layer_causal_memory",
+        added["layer-causal, all positions"],
+        added["plain"],
+        "MiB",
+        0.5,
+        "<=",
+        detail={"note": note, "added": added, "process": whole, "samples": peaks},
+    )
 
 
 def _child(*words: object) -> dict[str, float]:
@@ -137,9 +140,14 @@ def _time_row(width: int, rounds: int) -> Row:
         "the library's own loss and backward (peer)"
     )
     return Row(
-        "layer_causal_time", middle["layer-causal"], middle["plain"], "s", 1.5, "<=",
+        "layer_causal_time",
+        middle["layer-causal"],
+        middle["plain"],
+        "s",
+        1.5,
+        "<=",
         detail={"note": note, "all": middle, "samples": samples},
-    )  # fmt: skip
+    )
 
 
 def nearest_blocks(
@@ -217,9 +225,10 @@ def _loss_row(smoke: bool) -> Row:
     peaks = _peaks(model, smoke)
     few = f"full, last {peaks['blocks']} blocks"
     ways: dict[str, dict[str, Any]] = {
-        "full": _way(model, "full", model.n_layers), few: _way(model, "full", peaks["blocks"]),
+        "full": _way(model, "full", model.n_layers),
+        few: _way(model, "full", peaks["blocks"]),
         "layer-causal": _way(model, "layer-causal", model.n_layers),
-    }  # fmt: skip
+    }
     if not smoke:  # which would fit a bank first
         lens = ll.Lens(model, ll.default_bank(model, progress=False))
         ways["layer-causal, shortcuts"] = {**ways["layer-causal"], "lens": lens}
@@ -230,9 +239,13 @@ def _loss_row(smoke: bool) -> Row:
 
     def trained(name: str, text: list[str], rate: float) -> Any:
         return finetune(
-            text=text, steps=steps[name], check_every=steps[name], learning_rate=rate,
-            tested_tokens=64 if smoke else 2048, **ways[name],
-        ).record  # fmt: skip
+            text=text,
+            steps=steps[name],
+            check_every=steps[name],
+            learning_rate=rate,
+            tested_tokens=64 if smoke else 2048,
+            **ways[name],
+        ).record
 
     rates = RATES[:1] if smoke else RATES
     search = {
@@ -252,15 +265,25 @@ def _loss_row(smoke: bool) -> Row:
         "row holds if layer-causal training did not make the model worse"
     )
     return Row(
-        "layer_causal_loss", loss["layer-causal"], loss["full"], "nats", start, "<=", "ours",
+        "layer_causal_loss",
+        loss["layer-causal"],
+        loss["full"],
+        "nats",
+        start,
+        "<=",
+        "ours",
         detail={
-            "note": note, "losses": loss, "start": start, "rates": best, "steps": steps,
+            "note": note,
+            "losses": loss,
+            "start": start,
+            "rates": best,
+            "steps": steps,
             "seconds": {name: record[-1]["seconds"] for name, record in records.items()},
-            "step_seconds": seconds, "search": {n: {str(r): v for r, v in by.items()}
-                                                for n, by in search.items()},
+            "step_seconds": seconds,
+            "search": {n: {str(r): v for r, v in by.items()} for n, by in search.items()},
             "peak_mib": peaks,
         },
-    )  # fmt: skip
+    )
 
 
 def measure(run_: Callable[[], object]) -> dict[str, float]:

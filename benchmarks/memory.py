@@ -23,15 +23,21 @@ def run(*, smoke: bool) -> list[Row]:
     short, long = (median(samples[size]) for size in (texts, texts * TIMES))
     return [
         Row(
-            "memory", long, short, "MiB", 1.05, "<=",
+            "memory",
+            long,
+            short,
+            "MiB",
+            1.05,
+            "<=",
             detail={
                 "note": f"peak resident memory of a fit on {TIMES} times the text (ours) and on "
                 "the text (peer); all positions, maps to the last layer, model included",
                 "samples": {str(size): peaks for size, peaks in samples.items()},
-                "n": texts, "positions": "all",
+                "n": texts,
+                "positions": "all",
             },
         )
-    ]  # fmt: skip
+    ]
 
 
 def _peak_of_child(n_texts: int) -> float:

@@ -45,14 +45,23 @@ def _speed(smoke: bool) -> Row:
     maps = _fit_all(states)
     gaps = [_gap(maps[pair], _peer(states, pair)) for pair in sample[:3]]
     return Row(
-        "pairs", median(ours), median(peer) * len(every), "seconds", 5.0, ">=", over="peer/ours",
+        "pairs",
+        median(ours),
+        median(peer) * len(every),
+        "seconds",
+        5.0,
+        ">=",
+        over="peer/ours",
         detail={
             "note": "peer extrapolated linearly from the median of the sampled pairs; ours in full",
-            "samples": {"ours": ours, "peer_per_pair": peer}, "sampled_pairs": sample,
-            "maps": len(every), "n": len(states[0]), "width": states[0].shape[1],
+            "samples": {"ours": ours, "peer_per_pair": peer},
+            "sampled_pairs": sample,
+            "maps": len(every),
+            "n": len(states[0]),
+            "width": states[0].shape[1],
             "real_states_gap": gaps,  # for information: these rows do not determine all directions
         },
-    )  # fmt: skip
+    )
 
 
 def _agreement(smoke: bool) -> Row:
@@ -66,13 +75,21 @@ def _agreement(smoke: bool) -> Row:
     maps = _fit_all(states)
     gaps = {pair: _gap(ours, _peer(states, pair)) for pair, ours in maps.items()}
     return Row(
-        "pairs_agreement", max(gaps.values()), None, "relative", AGREEMENT, "<=", judged="ours",
+        "pairs_agreement",
+        max(gaps.values()),
+        None,
+        "relative",
+        AGREEMENT,
+        "<=",
+        judged="ours",
         detail={
             "note": "largest relative Frobenius distance to scikit-learn; all pairs, made-up rows",
             "samples": [[*pair, gap] for pair, gap in gaps.items()],
-            "conditions": [float(c) for c in conditions], "n": n, "width": width,
+            "conditions": [float(c) for c in conditions],
+            "n": n,
+            "width": width,
         },
-    )  # fmt: skip
+    )
 
 
 def _fit_all(states: list[Tensor]) -> dict[tuple[int, int], LinearMap]:

@@ -15,7 +15,7 @@ TEXTS = {
     "long": "The old harbour was built by fishermen, who had come from the islands in the north "
     "to sell their catch. When the railway reached the town, most of them left their boats, and "
     "the harbour became a place where people from the city spent their summers.",
-}  # fmt: skip
+}
 
 
 def run(*, smoke: bool) -> list[Row]:
@@ -35,16 +35,22 @@ def run(*, smoke: bool) -> list[Row]:
     tokens = {name: len(transformer.tokenizer(text)["input_ids"]) for name, text in TEXTS.items()}
     return [
         Row(
-            "read_time", short["read"], short["by_hand"], "seconds", 1.3, "<=",
+            "read_time",
+            short["read"],
+            short["by_hand"],
+            "seconds",
+            1.3,
+            "<=",
             detail={
                 "note": "ll.read of a short prompt through the logit lens (ours); its states "
                 "captured and passed through the tail (peer); every layer and position, one thread",
                 "tokens": tokens,
                 "long": {**long, "ratio": long["read"] / long["by_hand"]},
-                "samples": samples, "n": len(samples["short"]["read"]),
+                "samples": samples,
+                "n": len(samples["short"]["read"]),
             },
         )
-    ]  # fmt: skip
+    ]
 
 
 def _samples(transformer: ll.Transformer, text: str, smoke: bool) -> dict[str, list[float]]:

@@ -36,8 +36,14 @@ from layerleap.files import whole_file
 OUT = BUILD / "readme-times.csv"
 WORK = BUILD / "readme-times"
 FETCHED = (
-    "smollm2", "smollm2-reviews", "bert-reviews", "wikipedia", "news", "enwik8", "reviews",
-)  # fmt: skip
+    "smollm2",
+    "smollm2-reviews",
+    "bert-reviews",
+    "wikipedia",
+    "news",
+    "enwik8",
+    "reviews",
+)
 ADDRESS = re.compile(rb"http://\S+")
 FINE = (0, SOME_SECTIONS_FAILED, 130)  # the last one: ended by Ctrl-C, as servers are
 
@@ -67,8 +73,11 @@ def measure(command: str, folder: Path) -> Timing:
     started = time.perf_counter()
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name(program)), *words, *["--no-browser"] * is_server],
-        cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert process.stdout is not None
     first = ready = 0.0
     text = b""

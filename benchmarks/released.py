@@ -44,17 +44,35 @@ def _replay(smoke: bool) -> Row:
     p = torch.rand(rows, LAYERS, 2, generator=draw).sort(-1).values
     top = torch.randint(4, (rows, LAYERS), generator=draw)
     evidence = Evidence(
-        top, p[..., 1], p[..., 0], p[..., 0], p[..., 0], torch.randint(60, (rows,), generator=draw),
-        torch.arange(rows), tuple(range(LAYERS)), final=top[:, -1],
-    )  # fmt: skip
+        top,
+        p[..., 1],
+        p[..., 0],
+        p[..., 0],
+        p[..., 0],
+        torch.randint(60, (rows,), generator=draw),
+        torch.arange(rows),
+        tuple(range(LAYERS)),
+        final=top[:, -1],
+    )
     kind = family(Gap, length=15.0)
     knobs = [*GRID["mat"], *GRID["-"]]
     samples = [timed(partial(sweep, kind, evidence, knobs)) for _ in range(5)]
     return Row(
-        "replay_time", median(samples), None, "seconds", 1.0, "<=", judged="ours",
-        detail={"samples": samples, "n": rows, "layers": LAYERS, "thresholds": len(knobs),
-                "note": "replay of all thresholds of the paper from existing readings"},
-    )  # fmt: skip
+        "replay_time",
+        median(samples),
+        None,
+        "seconds",
+        1.0,
+        "<=",
+        judged="ours",
+        detail={
+            "samples": samples,
+            "n": rows,
+            "layers": LAYERS,
+            "thresholds": len(knobs),
+            "note": "replay of all thresholds of the paper from existing readings",
+        },
+    )
 
 
 def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
@@ -82,18 +100,27 @@ def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
     if same < 1:
         raise RuntimeError(f"only {same:.2%} of the exits equal those of the released loop")
     samples = interleave({"ours": ours, "peer": peer}, 1)
-    per_text = {"ours": median(samples["ours"]) / len(texts),
-                "peer": median(samples["peer"]) / len(few)}  # fmt: skip
+    per_text = {
+        "ours": median(samples["ours"]) / len(texts),
+        "peer": median(samples["peer"]) / len(few),
+    }
     return Row(
-        "released_exits", per_text["ours"], per_text["peer"], "s/text", 1.0, ">=", over="peer/ours",
+        "released_exits",
+        per_text["ours"],
+        per_text["peer"],
+        "s/text",
+        1.0,
+        ">=",
+        over="peer/ours",
         detail={
             "note": "35 thresholds, id and mat: one pass and a replay, against one run per "
             "threshold at batch size 1 with a head after every block",
-            "samples": samples, "n": {"ours": len(texts), "peer": len(few)},
+            "samples": samples,
+            "n": {"ours": len(texts), "peer": len(few)},
             "same_exits": same,
             "peer_hours_for_3000_texts": per_text["peer"] * 3000 / 3600,
         },
-    )  # fmt: skip
+    )
 
 
 @torch.no_grad()
@@ -147,10 +174,17 @@ def _parts(model, bank, texts, smoke: bool) -> Row:  # type: ignore[no-untyped-d
     samples = interleave({"ours": ours, "peer": peer}, 1)
     sides = {name: median(times) / len(texts) for name, times in samples.items()}
     return Row(
-        "released_parts", sides["ours"], sides["peer"], "s/text", 1.0, ">=", over="peer/ours",
+        "released_parts",
+        sides["ours"],
+        sides["peer"],
+        "s/text",
+        1.0,
+        ">=",
+        over="peer/ours",
         detail={
             "note": "three kinds of parts from every start layer: all starts at once, only the "
             "read position where attention is replaced, against all positions, start by start",
-            "samples": samples, "n": len(texts),
+            "samples": samples,
+            "n": len(texts),
         },
-    )  # fmt: skip
+    )

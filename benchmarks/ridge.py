@@ -41,8 +41,9 @@ def run(*, smoke: bool) -> list[Row]:
     detail = {
         "note": "KL of readings on news, mean over layers, with and without a chosen ridge, at "
         f"{wanted} rows of width {model.d_model}",
-        "seconds_to_choose": round(sum(row["seconds"] for row in own), 1), "layers": len(own),
-    }  # fmt: skip
+        "seconds_to_choose": round(sum(row["seconds"] for row in own), 1),
+        "layers": len(own),
+    }
     return [Row("ridge_chosen", chosen, none, "nats", 1.0, "<=", detail=detail)]
 
 
@@ -90,7 +91,11 @@ def _compared(
         }
         mean = {ridge: round(float(each[0].mean()), 4) for ridge, each in kl.items()}
         yield {
-            "rows": moments.n, "per_direction": round(moments.n / model.d_model, 1),
-            "layer": layer, "ridge": chosen, "kl_none": mean[0.0], "kl_chosen": mean[chosen],
+            "rows": moments.n,
+            "per_direction": round(moments.n / model.d_model, 1),
+            "layer": layer,
+            "ridge": chosen,
+            "kl_none": mean[0.0],
+            "kl_chosen": mean[chosen],
             "seconds": round(seconds, 2),
-        }  # fmt: skip
+        }

@@ -19,12 +19,33 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from common import BUILD, Row, record, table
 
 BENCHMARKS = (
-    "fit_cost", "pairs", "memory", "demo_time", "first_use", "load_time", "read_time",
-    "shape", "released", "paper", "decoding", "first_token", "batches", "saturation_time",
+    "fit_cost",
+    "pairs",
+    "memory",
+    "demo_time",
+    "first_use",
+    "load_time",
+    "read_time",
+    "shape",
+    "released",
+    "paper",
+    "decoding",
+    "first_token",
+    "batches",
+    "saturation_time",
     "saturation_study",
-    "concept_index", "debugger", "head_pairs", "alignment", "embedding_study",
-    "topk_attention", "sparse_ffn", "layer_causal", "icl_study", "coverage", "ridge",
-)  # fmt: skip
+    "concept_index",
+    "debugger",
+    "head_pairs",
+    "alignment",
+    "embedding_study",
+    "topk_attention",
+    "sparse_ffn",
+    "layer_causal",
+    "icl_study",
+    "coverage",
+    "ridge",
+)
 
 
 def main() -> int:

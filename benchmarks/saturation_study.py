@@ -9,8 +9,16 @@ from layerleap_papers.beyond_the_top1 import STUDY, SaturationSettings
 from layerleap_papers.beyond_the_top1.settings import SIZES
 
 ASKED = (
-    "n_fit", "n_read", "k", "draws", "walk_share", "permutations", "cells", "pairs", "prompts",
-)  # fmt: skip
+    "n_fit",
+    "n_read",
+    "k",
+    "draws",
+    "walk_share",
+    "permutations",
+    "cells",
+    "pairs",
+    "prompts",
+)
 SMALL = ("--quick", "--fit-texts", "60", "--read-texts", "40")
 
 

@@ -48,14 +48,21 @@ def _time(smoke: bool) -> Row:
     n_rows = sum(len(batch.documents) for batch in batches)
     ours, peer = (median(samples[name]) * n_rounds for name in ("ours", "peer"))
     return Row(
-        "saturation_time", ours, peer, "seconds", 1.6, "<=",
+        "saturation_time",
+        ours,
+        peer,
+        "seconds",
+        1.6,
+        "<=",
         detail={
             "note": "saturation layers of 5 ranks (ours) and reading every layer once (peer); same "
             "passes and rows, logit lens",
-            "samples": samples, "n": n_rows, "texts": sum(batch.n_texts for batch in batches),
+            "samples": samples,
+            "n": n_rows,
+            "texts": sum(batch.n_texts for batch in batches),
             "read": counted.rows / (len(warm) * transformer.n_layers),
         },
-    )  # fmt: skip
+    )
 
 
 def _examples(transformer: Transformer, positions: int) -> Iterator[Example]:
@@ -104,13 +111,19 @@ def _memory(smoke: bool) -> Row:
             samples[size].append(_peak_of_child(size))
     short, long = (median(samples[size]) for size in (texts, texts * TIMES))
     return Row(
-        "saturation_memory", long, short, "MiB", 1.05, "<=",
+        "saturation_memory",
+        long,
+        short,
+        "MiB",
+        1.05,
+        "<=",
         detail={
             "note": f"peak resident memory of saturation layers of {TIMES} times the text (ours) "
             "and of the text (peer); every fourth position, model included",
-            "samples": {str(size): peaks for size, peaks in samples.items()}, "n": texts,
+            "samples": {str(size): peaks for size, peaks in samples.items()},
+            "n": texts,
         },
-    )  # fmt: skip
+    )
 
 
 def _peak_of_child(n_texts: int) -> float:

@@ -36,7 +36,12 @@ def _agreement(study: dict[str, Any]) -> Row:
     }
     above = [layer for layer in range(last) if value["mat", layer] > value["id", layer]]
     return Row(
-        "shape_agreement", len(above), last, "layers", 1.0, ">=",
+        "shape_agreement",
+        len(above),
+        last,
+        "layers",
+        1.0,
+        ">=",
         detail={
             "note": "layers before the last where mat agrees with the model more often than id",
             "samples": {
@@ -45,16 +50,22 @@ def _agreement(study: dict[str, Any]) -> Row:
             "not_above": [layer for layer in range(last) if layer not in above],
             "n": next(row["rows"] for row in scores if row["read"] == text),
         },
-    )  # fmt: skip
+    )
 
 
 def _train_error(fits: list[dict[str, Any]]) -> Row:
     behind = [[f["src"], f["dst"]] for f in fits if f["train_r2"] < f["train_r2_id"]]
     return Row(
-        "shape_train_error", len(fits) - len(behind), len(fits), "maps", 1.0, ">=",
+        "shape_train_error",
+        len(fits) - len(behind),
+        len(fits),
+        "maps",
+        1.0,
+        ">=",
         detail={
             "note": "maps whose error on the training rows is not above that of the identity",
             "samples": [[f["train_r2"], f["train_r2_id"]] for f in fits],
-            "behind": behind, "n": fits[0]["rows"] if fits else 0,
+            "behind": behind,
+            "n": fits[0]["rows"] if fits else 0,
         },
-    )  # fmt: skip
+    )

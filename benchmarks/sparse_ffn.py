@@ -50,23 +50,40 @@ def run(*, smoke: bool) -> list[Row]:
     detail = {
         "note": "one down-projection of one token: an eighth of the neurons chosen by size and "
         "gathered, against the whole product",
-        "k": k, "n_neurons": ffn.n_neurons, "width": model.d_model, "largest_gap": gap,
+        "k": k,
+        "n_neurons": ffn.n_neurons,
+        "width": model.d_model,
+        "largest_gap": gap,
         "samples": found,
-    }  # fmt: skip
+    }
     microseconds = {name: 1e6 * median(samples) / n for name, samples in found.items()}
     return [
-        Row("ffn_gather", microseconds["ours"], microseconds["peer"], "us", 1.0, ">=",
-            over="peer/ours", detail=detail),
+        Row(
+            "ffn_gather",
+            microseconds["ours"],
+            microseconds["peer"],
+            "us",
+            1.0,
+            ">=",
+            over="peer/ours",
+            detail=detail,
+        ),
         _decoding(k, smoke),
-    ]  # fmt: skip
+    ]
 
 
 def _decoding(k: int, smoke: bool) -> Row:
     """Seconds a token of the whole model, and of copies with sparse FFNs."""
     tokens = 4 if smoke else 32
     edits = {"whole": (), "gathered": (TopKNeurons(k, gather=True),), "masked": (TopKNeurons(k),)}
-    options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False,
-               "temperature": None, "top_p": None, "pad_token_id": 0}  # fmt: skip
+    options = {
+        "max_new_tokens": tokens,
+        "min_new_tokens": tokens,
+        "do_sample": False,
+        "temperature": None,
+        "top_p": None,
+        "pad_token_id": 0,
+    }
     with ExitStack() as stack:
         sides = {}
         for name, own in edits.items():
@@ -79,14 +96,22 @@ def _decoding(k: int, smoke: bool) -> Row:
         found = interleave(sides, 1 if smoke else 7)
     seconds = {name: median(samples) / tokens for name, samples in found.items()}
     return Row(
-        "ffn_decoding", seconds["gathered"], seconds["whole"], "seconds", 1.0, ">=",
+        "ffn_decoding",
+        seconds["gathered"],
+        seconds["whole"],
+        "seconds",
+        1.0,
+        ">=",
         over="peer/ours",
         detail={
             "note": "a decoded token with an eighth of the neurons, gathered (ours), and of the "
             "whole model (peer); `masked` sets the others to 0 and multiplies by them",
-            "k": k, "seconds": seconds, "samples": found, "n": tokens,
+            "k": k,
+            "seconds": seconds,
+            "samples": found,
+            "n": tokens,
         },
-    )  # fmt: skip
+    )
 
 
 def _generate(model: Any, options: dict[str, Any], number: int) -> None:

@@ -37,8 +37,12 @@ def run(*, smoke: bool) -> list[Row]:
     """Rows for memory, its growth, time, closeness at large k, and decoding."""
     lengths = SMALL if smoke else LENGTHS
     peaks = _peaks(("top-k", "eager") if smoke else WAYS, lengths)
-    return [*_memory_rows(peaks), _time_row(lengths, smoke), _closeness(lengths[0]),
-            *_decoding_rows(smoke)]  # fmt: skip
+    return [
+        *_memory_rows(peaks),
+        _time_row(lengths, smoke),
+        _closeness(lengths[0]),
+        *_decoding_rows(smoke),
+    ]
 
 
 def _peaks(ways: tuple[str, ...], lengths: tuple[int, ...]) -> dict[str, dict[int, float]]:
@@ -83,21 +87,35 @@ def _memory_rows(peaks: dict[str, dict[int, float]]) -> list[Row]:
     longest = max(peaks["eager"])
     ours = peaks["top-k"]
     detail = {
-        "k": K, "chunk": CHUNK, "peaks_mib": peaks, "length": longest,
+        "k": K,
+        "chunk": CHUNK,
+        "peaks_mib": peaks,
+        "length": longest,
         "exponents": {way: _exponent(own) for way, own in peaks.items() if len(own) > 1},
-    }  # fmt: skip
+    }
     note = f"forward and backward of one layer, {HEADS} heads of {WIDTH}, causal"
     return [
         Row(
-            "topk_memory", ours[longest], peaks["eager"][longest], "MiB", 20, ">=",
+            "topk_memory",
+            ours[longest],
+            peaks["eager"][longest],
+            "MiB",
+            20,
+            ">=",
             over="peer/ours",
             detail={**detail, "note": f"{note}; eager (peer) at the longest length it can run"},
         ),
         Row(
-            "topk_memory_growth", _exponent(ours), None, "exponent of length", 1.1, "<=", "ours",
+            "topk_memory_growth",
+            _exponent(ours),
+            None,
+            "exponent of length",
+            1.1,
+            "<=",
+            "ours",
             detail={**detail, "note": f"{note}; memory grows as length to this power"},
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _exponent(peaks: dict[int, float]) -> float:
@@ -120,14 +138,23 @@ def _time_row(lengths: tuple[int, ...], smoke: bool) -> Row:
     }
     worst = max(lengths, key=lambda n: medians[n]["top-k"] / medians[n][peers[n]])
     return Row(
-        "topk_time", medians[worst]["top-k"], medians[worst][peers[worst]], "seconds", 1.5, "<=",
+        "topk_time",
+        medians[worst]["top-k"],
+        medians[worst][peers[worst]],
+        "seconds",
+        1.5,
+        "<=",
         detail={
             "note": f"forward and backward of one layer over {worst} tokens, the length at which "
             "the ratio is worst; exact attention in chunks (peer) is the faster of ours and of "
             "eager attention that is checkpointed chunk by chunk",
-            "peers": peers, "seconds": medians, "samples": times, "k": K, "chunk": CHUNK,
+            "peers": peers,
+            "seconds": medians,
+            "samples": times,
+            "k": K,
+            "chunk": CHUNK,
         },
-    )  # fmt: skip
+    )
 
 
 def _times(length: int, rounds: int) -> dict[str, list[float]]:
@@ -162,12 +189,18 @@ def _closeness(length: int) -> Row:
     gaps = [float((a - b).abs().max()) for a, b in zip(*results, strict=True)]
     assert all(torch.isfinite(tensor).all() for tensor in results[0])
     return Row(
-        "topk_closeness", gaps[0], None, "largest difference", 1e-5, "<=", "ours",
+        "topk_closeness",
+        gaps[0],
+        None,
+        "largest difference",
+        1e-5,
+        "<=",
+        "ours",
         detail={
             "note": f"k at the length ({length}) against sdpa, float32",
             "gradients": dict(zip(("query", "key", "value"), gaps[1:], strict=True)),
         },
-    )  # fmt: skip
+    )
 
 
 def _inputs(length: int) -> list[Any]:
@@ -248,23 +281,37 @@ def _decoding_rows(smoke: bool) -> list[Row]:
     alone = _attention_alone(contexts[-1], _decoder(smoke))
     step = 1 / peer["tokens_per_second"]
     detail = {
-        "way": way, "context": contexts[-1], "texts": texts, "steps": ours["steps"],
-        "sdpa_seconds_per_step": step, "sdpa_seconds_in_attention": alone,
+        "way": way,
+        "context": contexts[-1],
+        "texts": texts,
+        "steps": ours["steps"],
+        "sdpa_seconds_per_step": step,
+        "sdpa_seconds_in_attention": alone,
         "ratio_if_attention_were_free": step / (step - alone) if alone < step else None,
         "by_context": {str(context): own for context, own in found.items()},
-    }  # fmt: skip
+    }
     note = "articles read token by token over a DynamicCache; "
     return [
         Row(
-            "topk_decoding_speed", ours["tokens_per_second"], peer["tokens_per_second"],
-            "tokens/s", 1, ">=",
+            "topk_decoding_speed",
+            ours["tokens_per_second"],
+            peer["tokens_per_second"],
+            "tokens/s",
+            1,
+            ">=",
             detail={**detail, "note": note + "page selection (ours) and sdpa (peer)"},
         ),
         Row(
-            "topk_decoding_agreement", ours["agreement"], None, "agreement", AGREEMENT, ">=",
-            "ours", detail={**detail, "note": note + "steps at which both choose the same token"},
+            "topk_decoding_agreement",
+            ours["agreement"],
+            None,
+            "agreement",
+            AGREEMENT,
+            ">=",
+            "ours",
+            detail={**detail, "note": note + "steps at which both choose the same token"},
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _attention_alone(context: int, transformer: Any) -> float:
@@ -327,9 +374,11 @@ def _summary(steps: list[tuple[float, bool, float]]) -> dict[str, Any]:
     low, high = wilson(same, len(steps))
     return {
         "tokens_per_second": 1 / median(seconds for seconds, _, _ in steps),
-        "agreement": same / len(steps), "agreement_interval": [low, high],
-        "kl": sum(kl for _, _, kl in steps) / len(steps), "steps": len(steps),
-    }  # fmt: skip
+        "agreement": same / len(steps),
+        "agreement_interval": [low, high],
+        "kl": sum(kl for _, _, kl in steps) / len(steps),
+        "steps": len(steps),
+    }
 
 
 def _exact(transformer: Any, text: Any, tokens: int) -> tuple[Any, tuple[list[Any], list[Any]]]:
@@ -375,9 +424,13 @@ def _decoder(smoke: bool) -> Any:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=64,
-    )  # fmt: skip
+        vocab_size=200,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+    )
     return load(LlamaForCausalLM(config).eval())
 
 

@@ -11,10 +11,37 @@ from tiny_models import sentences, tiny
 
 # Words with and without a space, in several cases, with accents, signs and inside other signs.
 TEXTS = (
-    "<pad>", "<bos>", "a", " guitar", "guitar", " Guitar", " guitars", ".guitar", " music",
-    " Music", " band", " bandit", " caf\u00e9", " cafe", "->", " ->", "\u5409\u4ed6", " \u00fcber",
-    "elect", " electro", "\n", " ", "don", "'t", " don", "_x", "0", " 10", "<b>", " the",
-)  # fmt: skip
+    "<pad>",
+    "<bos>",
+    "a",
+    " guitar",
+    "guitar",
+    " Guitar",
+    " guitars",
+    ".guitar",
+    " music",
+    " Music",
+    " band",
+    " bandit",
+    " caf\u00e9",
+    " cafe",
+    "->",
+    " ->",
+    "\u5409\u4ed6",
+    " \u00fcber",
+    "elect",
+    " electro",
+    "\n",
+    " ",
+    "don",
+    "'t",
+    " don",
+    "_x",
+    "0",
+    " 10",
+    "<b>",
+    " the",
+)
 
 
 class Texts:

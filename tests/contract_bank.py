@@ -19,6 +19,10 @@ def bank_of(transformer: Transformer, seed: int = 1) -> ShortcutBank:
         for dst in range(src + 1, last + 1)
     ]
     return ShortcutBank(
-        maps, fits=[], model=transformer.identity.to_dict(), n_layers=last, d_model=width,
+        maps,
+        fits=[],
+        model=transformer.identity.to_dict(),
+        n_layers=last,
+        d_model=width,
         settings={},
-    )  # fmt: skip
+    )

@@ -65,18 +65,25 @@ def random_parts(transformer: Transformer, kinds=KINDS) -> ShortcutBank:
         for block, part in block_parts(transformer, kinds)
     }
     return ShortcutBank(
-        [], model=transformer.identity.to_dict(), n_layers=transformer.n_layers, d_model=d,
+        [],
+        model=transformer.identity.to_dict(),
+        n_layers=transformer.n_layers,
+        d_model=d,
         parts=maps,
-    )  # fmt: skip
+    )
 
 
 def traces(model: nn.Module) -> list:
     """Everything that hooks, edits and swapped forwards leave on a model."""
     return [
-        (list(m._forward_hooks), list(m._forward_pre_hooks), m.__dict__.get("forward"),
-         m.__dict__.get("generate"))
+        (
+            list(m._forward_hooks),
+            list(m._forward_pre_hooks),
+            m.__dict__.get("forward"),
+            m.__dict__.get("generate"),
+        )
         for m in model.modules()
-    ]  # fmt: skip
+    ]
 
 
 @torch.no_grad()

@@ -163,8 +163,9 @@ def _exits(n_layers: int, rng: random.Random) -> dict[str, list[Row]]:
                 agreement = 1 - (1 - depth) ** (1.35 / (hard * factor)) * 0.8
                 asked = 1 if rule in ("similarity", "learned") else depth * n_layers
                 cost = depth * n_layers * (block + shortcut) + asked * head
-                curves.append(_curve(name, rule, step / 12, depth * n_layers, cost / full,
-                                     agreement))  # fmt: skip
+                curves.append(
+                    _curve(name, rule, step / 12, depth * n_layers, cost / full, agreement)
+                )
             saved += _saved(name, rule, hard * factor, n_layers, rng)
         for layer in range(1, n_layers + 1):
             agreement = 1 - (1 - layer / n_layers) ** (0.8 / hard) * 0.9

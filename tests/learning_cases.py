@@ -58,11 +58,14 @@ def reference(model: Transformer, batch: Lesson, chosen: Chosen, *, causal: bool
     for handle in handles:
         handle.remove()
     loss = sum(
-        (nn.functional.cross_entropy(
-            copied.logits(h[batch.keep]), batch.targets, reduction="none") * batch.weights
+        (
+            nn.functional.cross_entropy(
+                copied.logits(h[batch.keep]), batch.targets, reduction="none"
+            )
+            * batch.weights
         ).sum()
         for h in (states if causal else states[-1:])
-    )  # fmt: skip
+    )
     loss.backward()
     own = dict(copied.model.named_parameters())
     nothing = {name: torch.zeros_like(own[name]) for name in chosen.names}

@@ -56,9 +56,13 @@ def partial_evidence(layers, position, document, *, final=None, extra=None, **co
     shape = (len(position), len(layers))
     blank = dict.fromkeys(COLUMNS, torch.full(shape, torch.nan)) | {"top": torch.full(shape, -1)}
     return Evidence(
-        **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
-        final=final, extra=extra or {},
-    )  # fmt: skip
+        **{**blank, **columns},
+        position=position,
+        document=document,
+        layers=tuple(layers),
+        final=final,
+        extra=extra or {},
+    )
 
 
 def upto(evidence: Evidence, column: int) -> Evidence:

@@ -17,9 +17,14 @@ from layerleap.stream.examples import Batch
 
 
 def saturation(
-    rows: int = 200, n_layers: int = 12, k: int = 3, *, per_document: int = 4, seed: int = 0,
+    rows: int = 200,
+    n_layers: int = 12,
+    k: int = 3,
+    *,
+    per_document: int = 4,
+    seed: int = 0,
     in_order: bool = True,
-) -> Saturation:  # fmt: skip
+) -> Saturation:
     """Random saturation layers; ranks saturate in order unless `in_order` is False."""
     g = torch.Generator().manual_seed(seed)
     layer = torch.randint(1, n_layers, (rows, k), generator=g)
@@ -27,9 +32,14 @@ def saturation(
         layer = layer.sort(1).values
     tokens = torch.randint(50, (rows, k), generator=g).int()
     return Saturation(
-        layer.to(torch.int16), tokens, torch.full((rows,), -1, dtype=torch.int32),
-        torch.arange(rows) // per_document, torch.arange(rows) % per_document, n_layers, "id",
-    )  # fmt: skip
+        layer.to(torch.int16),
+        tokens,
+        torch.full((rows,), -1, dtype=torch.int32),
+        torch.arange(rows) // per_document,
+        torch.arange(rows) % per_document,
+        n_layers,
+        "id",
+    )
 
 
 def ignorant(of: Saturation, d_model: int = 16, *, step: float = 0.1, seed: int = 0) -> Any:
@@ -77,8 +87,11 @@ def walked(
         walks.on_logits(name, layer, logits)
 
     score(
-        transformer, lenses, batches,
-        on_states=lambda _, batch: observer.add_batch(batch), on_logits=on_logits,
-    )  # fmt: skip
+        transformer,
+        lenses,
+        batches,
+        on_states=lambda _, batch: observer.add_batch(batch),
+        on_logits=on_logits,
+    )
     saturation = observer.results()
     return saturation, walks.results(saturation)

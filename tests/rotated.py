@@ -15,13 +15,28 @@ from families import build
 LAYERS = 6
 FAMILIES = ("llama", "qwen2", "gemma", "gpt2", "opt", "gpt_neox")
 READERS = {
-    "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "query_key_value",
-    "dense_h_to_4h", "c_attn", "c_fc", "score",
-}  # fmt: skip
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "gate_proj",
+    "up_proj",
+    "fc1",
+    "query_key_value",
+    "dense_h_to_4h",
+    "c_attn",
+    "c_fc",
+    "score",
+}
 WRITERS = {"o_proj", "out_proj", "down_proj", "fc2", "dense", "dense_4h_to_h", "c_proj"}
 TABLES = {
-    "embed_tokens", "embed_positions", "embed_in", "embed_out", "lm_head", "wte", "wpe",
-}  # fmt: skip
+    "embed_tokens",
+    "embed_positions",
+    "embed_in",
+    "embed_out",
+    "lm_head",
+    "wte",
+    "wpe",
+}
 
 
 def plain(name: str, seed: int = 0, layers: int = LAYERS, **changes: object) -> PreTrainedModel:

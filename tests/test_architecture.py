@@ -167,9 +167,15 @@ def test_no_pickle_is_written_or_run(file):
         assert module != "pickle" or name(file) == "maps/imports.py"
 
 
-FORWARD = {"register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
-           "register_full_backward_pre_hook", "register_backward_hook",
-           "register_module_forward_hook", "register_module_forward_pre_hook"}  # fmt: skip
+FORWARD = {
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "register_backward_hook",
+    "register_module_forward_hook",
+    "register_module_forward_pre_hook",
+}
 
 
 def touches_forward(tree: ast.AST) -> list[str]:
@@ -204,16 +210,26 @@ def test_only_the_hook_layer_touches_a_modules_forward(file):
 
 def test_every_way_to_touch_a_forward_is_noticed():
     for code in (
-        "block.register_forward_hook(f)", "nn.modules.module.register_module_forward_hook(f)",
-        "register_forward_pre_hook(m, f)", "block.forward = f", "del block.forward",
-        "block.__dict__['forward'] = f", "vars(block).pop('forward')", "own.pop('forward', None)",
-        "setattr(block, 'forward', f)", "own.__setitem__('forward', f)",
-    ):  # fmt: skip
+        "block.register_forward_hook(f)",
+        "nn.modules.module.register_module_forward_hook(f)",
+        "register_forward_pre_hook(m, f)",
+        "block.forward = f",
+        "del block.forward",
+        "block.__dict__['forward'] = f",
+        "vars(block).pop('forward')",
+        "own.pop('forward', None)",
+        "setattr(block, 'forward', f)",
+        "own.__setitem__('forward', f)",
+    ):
         assert touches_forward(ast.parse(code)), code
     for code in (
-        "inspect.signature(model.forward)", "'forward' in vars(module)", "own.get('forward')",
-        "super().forward(x)", "def forward(self, x): pass", "x = block.forward",
-    ):  # fmt: skip
+        "inspect.signature(model.forward)",
+        "'forward' in vars(module)",
+        "own.get('forward')",
+        "super().forward(x)",
+        "def forward(self, x): pass",
+        "x = block.forward",
+    ):
         assert not touches_forward(ast.parse(code)), code
 
 

@@ -32,10 +32,16 @@ def tokenizer(kind: str = "next-token", *, side: str = "right") -> PreTrainedTok
             single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>",
-        unk_token="<unk>", mask_token="<mask>", cls_token="<bos>", sep_token="<eos>",
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        cls_token="<bos>",
+        sep_token="<eos>",
         padding_side=side,
-    )  # fmt: skip
+    )
 
 
 def tiny(name: str = "llama", *, seed: int = 0, side: str = "right", **changes: Any) -> Transformer:

@@ -18,10 +18,14 @@ from layerleap.errors import BadSettings, UnknownArgument, check_choice, did_you
 P = ParamSpec("P")
 R = TypeVar("R")
 WORDS: dict[Any, str] = {
-    int: "a whole number", float: "a number", str: "a string", bool: "True or False",
-    types.NoneType: "None", "Transformer": "a model from ll.load",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "True or False",
+    types.NoneType: "None",
+    "Transformer": "a model from ll.load",
     "Rule": "an exit rule such as ll.exits.Similarity(0.98)",
-}  # fmt: skip
+}
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:

@@ -30,10 +30,18 @@ def cache_root() -> Path:
 
 WRITE_ERRORS = frozenset(
     {
-        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS,
-        errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
     }
-)  # fmt: skip
+)
 
 
 @contextmanager

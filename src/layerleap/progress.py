@@ -56,11 +56,14 @@ class Bars:
             from rich import progress as rich
 
             self.bars = rich.Progress(
-                rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=None),
-                rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[unit]}"),
-                rich.TextColumn("{task.fields[rate]}"), rich.TimeRemainingColumn(compact=True),
+                rich.TextColumn("{task.description}"),
+                rich.BarColumn(bar_width=None),
+                rich.MofNCompleteColumn(),
+                rich.TextColumn("{task.fields[unit]}"),
+                rich.TextColumn("{task.fields[rate]}"),
+                rich.TimeRemainingColumn(compact=True),
                 console=self.console,
-            )  # fmt: skip
+            )
             self.bars.start()
         return self
 

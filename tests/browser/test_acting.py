@@ -76,8 +76,15 @@ def test_edits_that_cannot_be_are_refused_in_a_sentence(tab):
 def test_specs_are_written_as_python_reads_them(tab):
     from layerleap.act.edits.spec import edit_spec, parse_edit
 
-    specs = ["L1.N0=5", "L12.N34*-0.5@last", "L2.N3+3@0,4", "L2.N3-3@generated", "L1.N1=off",
-             "L1.N1=-2.5e-3@all", "l4n5=1e20"]  # fmt: skip
+    specs = [
+        "L1.N0=5",
+        "L12.N34*-0.5@last",
+        "L2.N3+3@0,4",
+        "L2.N3-3@generated",
+        "L1.N1=off",
+        "L1.N1=-2.5e-3@all",
+        "l4n5=1e20",
+    ]
     page = tab()
     script = """async texts => {
       const { parse, spec } = await import('./specs.js');
@@ -109,9 +116,12 @@ def test_search_finds_vectors_and_opens_them(tab):
 
 @pytest.mark.parametrize(
     ("path", "place"),
-    [("**/api/search?*", "#found [data-neuron]"), ("**/api/vectors/12/34", "#vector .ends li"),
-     ("**/neighbours?*", "#vector .neighbours li")],
-)  # fmt: skip
+    [
+        ("**/api/search?*", "#found [data-neuron]"),
+        ("**/api/vectors/12/34", "#vector .ends li"),
+        ("**/neighbours?*", "#vector .neighbours li"),
+    ],
+)
 def test_a_busy_server_is_asked_again(tab, path, place):
     page, refused = tab(), []
 

@@ -149,8 +149,10 @@ def test_an_export_of_two_prompts_keeps_its_chart_and_its_tables(
     assert boxes["paths"]["bottom"] >= max(boxes["svg"]["bottom"], boxes["lines"]["bottom"])
     assert live > width or boxes["lines"]["right"] <= boxes["paths"]["right"]
     middle = boxes["middle"]
-    assert all(middle["left"] <= box["left"] < box["right"] <= middle["right"] + 0.5
-               for box in boxes["grids"])  # fmt: skip
+    assert all(
+        middle["left"] <= box["left"] < box["right"] <= middle["right"] + 0.5
+        for box in boxes["grids"]
+    )
     assert len(boxes["grids"]) == 2
     assert boxes["page"] == width
     context.close()
@@ -220,11 +222,22 @@ def test_after_a_reconnect_nothing_of_the_old_prompt_and_no_red_notice_stays(tab
 
 
 BROKEN = {
-    "generate": [{"frame": "start", "side": "plain"},
-                 {"frame": "token", "side": "plain", "id": 5, "piece": " on", "label": "␣on"}],
-    "trace": [{"frame": "meta", "tokens": [], "positions": [], "layers": [], "selected": 0,
-               "edits": [], "lowest": None}],
-}  # fmt: skip
+    "generate": [
+        {"frame": "start", "side": "plain"},
+        {"frame": "token", "side": "plain", "id": 5, "piece": " on", "label": "␣on"},
+    ],
+    "trace": [
+        {
+            "frame": "meta",
+            "tokens": [],
+            "positions": [],
+            "layers": [],
+            "selected": 0,
+            "edits": [],
+            "lowest": None,
+        }
+    ],
+}
 
 
 @pytest.mark.parametrize("route", BROKEN)

@@ -10,10 +10,18 @@ import pytest
 
 STATIC = Path(__file__).parents[2] / "src" / "layerleap" / "show" / "web" / "static"
 OPTIONS = {
-    "allowJs": True, "checkJs": True, "noEmit": True, "strict": True, "target": "es2022",
-    "module": "esnext", "moduleResolution": "bundler", "types": [], "noUnusedLocals": True,
-    "noUnusedParameters": True, "lib": ["es2022", "dom", "dom.iterable", "dom.asynciterable"],
-}  # fmt: skip
+    "allowJs": True,
+    "checkJs": True,
+    "noEmit": True,
+    "strict": True,
+    "target": "es2022",
+    "module": "esnext",
+    "moduleResolution": "bundler",
+    "types": [],
+    "noUnusedLocals": True,
+    "noUnusedParameters": True,
+    "lib": ["es2022", "dom", "dom.iterable", "dom.asynciterable"],
+}
 
 
 def checker():
@@ -22,8 +30,17 @@ def checker():
         return [installed]
     if not shutil.which("npm"):
         pytest.skip("neither tsc nor npm on this machine")
-    command = ["npm", "exec", "--yes", "--prefer-offline", "--fetch-retries=0",
-               "--fetch-timeout=20000", "--package=typescript", "--", "tsc"]  # fmt: skip
+    command = [
+        "npm",
+        "exec",
+        "--yes",
+        "--prefer-offline",
+        "--fetch-retries=0",
+        "--fetch-timeout=20000",
+        "--package=typescript",
+        "--",
+        "tsc",
+    ]
     try:
         tried = subprocess.run([*command, "--version"], capture_output=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -46,8 +63,16 @@ def test_the_modules_agree_with_their_types(tmp_path):
 def test_a_module_is_checked_and_writes_text_as_text(path):
     code = path.read_text()
     assert code.startswith("// @ts-check\n")
-    for forbidden in ("innerHTML", "outerHTML =", "insertAdjacentHTML", "document.write", "eval(",
-                      'setAttribute("style"', "http://", "https://"):  # fmt: skip
+    for forbidden in (
+        "innerHTML",
+        "outerHTML =",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        'setAttribute("style"',
+        "http://",
+        "https://",
+    ):
         assert forbidden not in code.replace("http://www.w3.org/2000/svg", ""), forbidden
 
 

@@ -226,7 +226,7 @@ def test_study_writes_report_data_and_bank_and_leaves_no_work_behind(
     out = tmp_path / "report"
     result = run(
         "study", "shortcuts", folder, "--text", text, "--other", "none", "-o", out, "--quick"
-    )  # fmt: skip
+    )
     assert result.exit_code == 0, result.output
     names = {path.name for path in out.iterdir()}
     assert {"report.html", "study.json", "r2.csv", "scores.csv", "fits.csv", "bank"} <= names
@@ -525,12 +525,22 @@ def test_states_that_are_not_numbers_are_refused(tmp_path: Path, text: Path) -> 
 @pytest.mark.parametrize(
     "words",
     [
-        (), ("fit",), ("tune",), ("evaluate",), ("read",), ("saturation",), ("suitability",),
-        ("merge",), ("models",), ("study", "shortcuts"), ("study", "saturation"), ("import", "mat"),
+        (),
+        ("fit",),
+        ("tune",),
+        ("evaluate",),
+        ("read",),
+        ("saturation",),
+        ("suitability",),
+        ("merge",),
+        ("models",),
+        ("study", "shortcuts"),
+        ("study", "saturation"),
+        ("import", "mat"),
         ("study", "embedding"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_help_is_filled_to_the_width_of_the_terminal(words, monkeypatch):
     """Line breaks of the code used to stay, so that every second line of a paragraph was short."""
     monkeypatch.setattr("rich.console.Console.width", 80)

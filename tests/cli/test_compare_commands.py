@@ -20,8 +20,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama, another one, one with more tokens, and a tuned copy of the first."""
     place = tmp_path_factory.mktemp("place")
     for name, seed, changes in (
-        ("model", 0, {}), ("other", 1, {}), ("larger", 1, {"vocab_size": 70}), ("tuned", 0, {}),
-    ):  # fmt: skip
+        ("model", 0, {}),
+        ("other", 1, {}),
+        ("larger", 1, {"vocab_size": 70}),
+        ("tuned", 0, {}),
+    ):
         model = tiny("llama", seed=seed, **changes)
         if name == "tuned":
             with torch.no_grad():

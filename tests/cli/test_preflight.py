@@ -150,7 +150,7 @@ MISTAKES = [
     ("study saturation {model} --bank {wide}", "layers of 32"),
     ("study sparsity {model} --text {model}x.txt", "{model}x.txt"),
     ("study sparsity {model}x", "{model}x"),
-]  # fmt: skip
+]
 
 
 def words(line: str, made: dict[str, str]) -> list[str]:
@@ -188,9 +188,12 @@ def test_these_mistakes_are_found_without_torch(made: dict[str, str]) -> None:
         "    assert 'torch' not in sys.modules, words\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(lines), text=True, capture_output=True,
+        [sys.executable, "-c", code],
+        input=json.dumps(lines),
+        text=True,
+        capture_output=True,
         check=False,
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stderr
 
 

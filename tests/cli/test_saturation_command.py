@@ -49,9 +49,13 @@ def test_json_is_for_programs_and_a_bank_adds_its_own_strip(place: Path) -> None
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(("-k", 99), "cannot follow 99 ranks"), (("-k", 0), "choose 1 to 61"),
-     (("--position", 9), "position 9 does not exist"), (("--bank", "nowhere"), "nowhere")],
-)  # fmt: skip
+    [
+        (("-k", 99), "cannot follow 99 ranks"),
+        (("-k", 0), "choose 1 to 61"),
+        (("--position", 9), "position 9 does not exist"),
+        (("--bank", "nowhere"), "nowhere"),
+    ],
+)
 def test_an_error_is_one_line_and_exit_code_two(
     place: Path, more: tuple[object, ...], message: str
 ) -> None:

@@ -53,9 +53,12 @@ def test_json_is_for_programs_and_a_bank_saves_the_fit(place: Path, empty_cache:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [((), "about 177 in total"), (("--tolerance", 2), "tolerance 2.0 is out of range"),
-     (("--text", "-"), "read only once")],
-)  # fmt: skip
+    [
+        ((), "about 177 in total"),
+        (("--tolerance", 2), "tolerance 2.0 is out of range"),
+        (("--text", "-"), "read only once"),
+    ],
+)
 def test_an_error_is_one_line_and_exit_code_two(
     place: Path, empty_cache: Path, more: tuple[object, ...], message: str
 ) -> None:

@@ -38,9 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.tokenizer.save_pretrained(place / "model")  # type: ignore[union-attr]
     rows = [json.dumps({"text": t}) for t in sentences(160)]
     (place / "text.jsonl").write_text("\n".join(rows), encoding="utf8")
-    fitted = run(
-        "fit", place / "model", "-t", place / "text.jsonl", "-o", place / "bank", *HOW[:4]
-    )  # fmt: skip
+    fitted = run("fit", place / "model", "-t", place / "text.jsonl", "-o", place / "bank", *HOW[:4])
     assert fitted.exit_code == 0, fitted.output
     return place
 

@@ -67,8 +67,23 @@ def test_a_head_shows_the_pairs_of_both_forms(place: Path, model: str) -> None:
 
 
 def test_pairs_for_programs_are_json(place: Path) -> None:
-    given = ("--form", "qk", "--top", 5, "--tokens", 20, "-t", place / "text.txt", "--json",
-             "--different", "--raw", "--largest", "magnitude", "--norms", "fold")  # fmt: skip
+    given = (
+        "--form",
+        "qk",
+        "--top",
+        5,
+        "--tokens",
+        20,
+        "-t",
+        place / "text.txt",
+        "--json",
+        "--different",
+        "--raw",
+        "--largest",
+        "magnitude",
+        "--norms",
+        "fold",
+    )
     result = run(place / "llama", "L1.H0", *given)
     assert result.exit_code == 0, result.output
     (told,) = json.loads(result.stdout)

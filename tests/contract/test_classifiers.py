@@ -114,9 +114,13 @@ def test_suitability_of_a_text_classifier_runs_whole_texts(name, documents):
 def test_suitability_of_an_image_classifier_pays_for_every_state_that_is_mapped(name, tmp_path):
     transformer = seeing(name)
     result = ll.suitability(
-        transformer, text=str(sets(tmp_path, n=260)), n_fit=150, n_read=100, tolerance=0.3,
+        transformer,
+        text=str(sets(tmp_path, n=260)),
+        n_fit=150,
+        n_read=100,
+        tolerance=0.3,
         repeats=3,
-    )  # fmt: skip
+    )
     assert result.answer in ("worth it", "not worth it", "cannot tell")
     assert result.timing.context == result.costs["mat"].context == 17
     states = 17 if transformer.row_kind == "sequence" else 1

@@ -143,17 +143,24 @@ def test_a_cache_from_an_earlier_call_is_gone_on_with(ready):
     for custom in (None, ways["tree"]):
         cache = DynamicCache()  # without a window: one that has dropped keys is refused
         first = model.generate(
-            torch.tensor([PROMPT]), past_key_values=cache, max_new_tokens=6, do_sample=False,
+            torch.tensor([PROMPT]),
+            past_key_values=cache,
+            max_new_tokens=6,
+            do_sample=False,
             custom_generate=custom,
-        )  # fmt: skip
+        )
         held = cache.get_seq_length()
         longer = torch.cat([first, torch.tensor([[21, 22]])], 1)
         texts.append(
             model.generate(
-                longer, past_key_values=cache, max_new_tokens=8, do_sample=False,
-                attention_mask=torch.ones_like(longer), custom_generate=custom,
+                longer,
+                past_key_values=cache,
+                max_new_tokens=8,
+                do_sample=False,
+                attention_mask=torch.ones_like(longer),
+                custom_generate=custom,
             )
-        )  # fmt: skip
+        )
         assert held == first.shape[1] - 1
         assert cache.get_seq_length() == texts[-1].shape[1] - 1
     assert torch.equal(*texts)

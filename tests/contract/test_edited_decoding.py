@@ -139,10 +139,15 @@ def test_a_cached_continuation_is_edited_as_the_whole_text_is(case):
         edits.append(PatchState(2, torch.ones(case[0].d_model), longer.shape[1] + 1))
         texts.append(
             written(
-                case, way, longer, [e for e in edits if not isinstance(e, SetNeuron)],
-                past_key_values=cache, max_new_tokens=8, attention_mask=torch.ones_like(longer),
+                case,
+                way,
+                longer,
+                [e for e in edits if not isinstance(e, SetNeuron)],
+                past_key_values=cache,
+                max_new_tokens=8,
+                attention_mask=torch.ones_like(longer),
             )
-        )  # fmt: skip
+        )
     assert torch.equal(*texts)
 
 

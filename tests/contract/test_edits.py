@@ -57,9 +57,11 @@ def test_a_neuron_edit_moves_the_output_of_the_ffn_along_its_value_vector(name):
         value = feed_forward(model, block).values(model)[7]
         coefficients = []
         for edit in (
-            ZeroNeuron(block, 7), SetNeuron(block, 7, 3.0), AddNeuron(block, 7, -2.0),
+            ZeroNeuron(block, 7),
+            SetNeuron(block, 7, 3.0),
+            AddNeuron(block, 7, -2.0),
             ScaleNeuron(block, 7, 4.0),
-        ):  # fmt: skip
+        ):
             with model.edit(edit):
                 after = model.capture(inputs(name), layers=[], sites=sites).sites[sites[0]]
             change = (after - before) @ value / value.square().sum()

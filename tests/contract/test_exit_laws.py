@@ -29,17 +29,41 @@ from made_evidence import made as plain, upto, with_task
 
 LEARNED = Learned.train(plain(300, seed=9))
 MEMBERS: list[Rule] = [
-    Fixed(1), Fixed(3), Fixed(6), Gap(0.3, 12.0), Gap(-1.112, 12.0), Gap(1.112, 12.0),
-    Gap(0.5, 3.0, 0.0), TopProbability(0.5), TopProbability(0.0), TopProbability(1.0),
-    Entropy(1.0), Entropy(0.0), Similarity(0.25), Similarity(-1.0), Patience(1), Patience(2),
-    Patience(4), Oracle(), Never(), LEARNED.at(0.5), LEARNED.at(0.9), Task(0.5),
-    Task(0.0), Task(1.0),
-]  # fmt: skip
+    Fixed(1),
+    Fixed(3),
+    Fixed(6),
+    Gap(0.3, 12.0),
+    Gap(-1.112, 12.0),
+    Gap(1.112, 12.0),
+    Gap(0.5, 3.0, 0.0),
+    TopProbability(0.5),
+    TopProbability(0.0),
+    TopProbability(1.0),
+    Entropy(1.0),
+    Entropy(0.0),
+    Similarity(0.25),
+    Similarity(-1.0),
+    Patience(1),
+    Patience(2),
+    Patience(4),
+    Oracle(),
+    Never(),
+    LEARNED.at(0.5),
+    LEARNED.at(0.9),
+    Task(0.5),
+    Task(0.0),
+    Task(1.0),
+]
 FAMILIES = {
-    "fixed": family(Fixed), "gap": family(Gap, length=12.0), "top": family(TopProbability),
-    "entropy": family(Entropy), "similarity": family(Similarity), "patience": family(Patience),
-    "learned": LEARNED, "task": family(Task),
-}  # fmt: skip
+    "fixed": family(Fixed),
+    "gap": family(Gap, length=12.0),
+    "top": family(TopProbability),
+    "entropy": family(Entropy),
+    "similarity": family(Similarity),
+    "patience": family(Patience),
+    "learned": LEARNED,
+    "task": family(Task),
+}
 
 
 def made(*size: int, seed: int = 0, coarse: bool = False) -> Evidence:

@@ -65,9 +65,13 @@ def all_sites(transformer: Transformer) -> list[tuple[int, str]]:
 
 def hook_counts(model: nn.Module) -> list[int]:
     stores = (
-        "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks",
-        "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
-    )  # fmt: skip
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
     return [sum(len(getattr(m, store)) for store in stores) for m in model.modules()]
 
 

@@ -74,8 +74,10 @@ def replace_forward(module):
 
 
 HOOKS: dict[str, Callable] = {
-    "hook": hook_after, "pre-hook": hook_before, "replaced forward": replace_forward,
-}  # fmt: skip
+    "hook": hook_after,
+    "pre-hook": hook_before,
+    "replaced forward": replace_forward,
+}
 
 
 @contextmanager

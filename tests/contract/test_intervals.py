@@ -57,8 +57,10 @@ def scores(rng):
     table = score_table(documents, {name: {"id": v} for name, v in columns.items()}, {})
     bank = ShortcutBank(
         [LinearMap(0, 1, weight=torch.tensor(rng.normal(size=(d, d))).float() / 3)],
-        model={"name": "made up"}, n_layers=1, d_model=d,
-    )  # fmt: skip
+        model={"name": "made up"},
+        n_layers=1,
+        d_model=d,
+    )
     errors = MapErrors(bank)
     h = torch.tensor(rng.standard_t(3, (n, d))).float()
     states = {0: h, 1: h @ bank[0, 1].weight + torch.tensor(rng.normal(size=(n, d))).float()}
@@ -67,14 +69,18 @@ def scores(rng):
 
 
 def exits(rng):
-    evidence = made(int(rng.integers(20, 90)), documents=int(rng.integers(2, 15)),
-                    seed=int(rng.integers(2**31)))  # fmt: skip
+    evidence = made(
+        int(rng.integers(20, 90)), documents=int(rng.integers(2, 15)), seed=int(rng.integers(2**31))
+    )
     chosen = [Gap(float(rng.random()), 9.0), TopProbability(float(rng.random())), Oracle()]
     rule = Calibrated(chosen[1], 0.1, 0.05, "ltt", 100, 0.0, 0.0, "")
     savings = saved_at(family(Entropy), evidence, (0.7, 0.9, 0.98), resamples=40)
     grid = saved_at(family(Entropy), evidence, (0.7, 0.9), method="curve", resamples=40)
-    return [curve(chosen, evidence), [s.to_dict() for s in savings + grid],
-            verify(rule, evidence).to_dict()]  # fmt: skip
+    return [
+        curve(chosen, evidence),
+        [s.to_dict() for s in savings + grid],
+        verify(rule, evidence).to_dict(),
+    ]
 
 
 def saturations(rng):
@@ -119,8 +125,14 @@ def probes(rng):
     return score_probe(of, ignorant(of, 8), permutations=1).to_dict()["rows"]
 
 
-MADE = {"scores": (scores, 60), "exits": (exits, 50), "saturation": (saturations, 30),
-        "nested": (nested, 35), "vectors": (vectors, 20), "probes": (probes, 2)}  # fmt: skip
+MADE = {
+    "scores": (scores, 60),
+    "exits": (exits, 50),
+    "saturation": (saturations, 30),
+    "nested": (nested, 35),
+    "vectors": (vectors, 20),
+    "probes": (probes, 2),
+}
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -14,8 +14,17 @@ from layerleap.stream.examples import Example, Sampling, collate, iter_batches, 
 from tiny_models import sentences, tokenizer
 
 FAMILIES = (
-    "llama", "gpt2", "opt", "bloom", "mistral", "gemma3", "mixtral", "bert", "roberta", "albert",
-)  # fmt: skip
+    "llama",
+    "gpt2",
+    "opt",
+    "bloom",
+    "mistral",
+    "gemma3",
+    "mixtral",
+    "bert",
+    "roberta",
+    "albert",
+)
 # BLOOM takes its softmax in float32 whatever the dtype, so its rounding is float32's.
 EXACT = {name: 1e-6 if name == "bloom" else 1e-9 for name in FAMILIES}
 rows = st.lists(st.lists(st.integers(5, 50), min_size=1, max_size=12), min_size=1, max_size=6)

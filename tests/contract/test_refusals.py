@@ -133,13 +133,18 @@ def test_logits_that_do_not_follow_from_the_last_state_are_refused(kind):
 def test_a_head_that_ignores_the_mean_of_the_positions_is_read_at_one_of_them():
     model = build("dinov2")
     assert [str(step) for step in Transformer.wrap(model).tail] == [
-        "dinov2.layernorm", "pick(0)", "pad(48)", "classifier",
-    ]  # fmt: skip
+        "dinov2.layernorm",
+        "pick(0)",
+        "pad(48)",
+        "classifier",
+    ]
     with torch.no_grad():
         model.classifier.weight[3, -1] = 1e-3
     assert [str(step) for step in Transformer.wrap(model).tail] == [
-        "dinov2.layernorm", "join(1)", "classifier",
-    ]  # fmt: skip
+        "dinov2.layernorm",
+        "join(1)",
+        "classifier",
+    ]
 
 
 class Raising(GPT2LMHeadModel):
@@ -155,8 +160,12 @@ class Raising(GPT2LMHeadModel):
         (
             lambda: hf.Speech2TextForConditionalGeneration(
                 hf.Speech2TextConfig(
-                    vocab_size=61, d_model=24, encoder_layers=1, decoder_layers=1,
-                    encoder_ffn_dim=40, decoder_ffn_dim=40,
+                    vocab_size=61,
+                    d_model=24,
+                    encoder_layers=1,
+                    decoder_layers=1,
+                    encoder_ffn_dim=40,
+                    decoder_ffn_dim=40,
                 )
             ),
             "Speech2TextConfig names no num_mel_bins",
@@ -167,7 +176,7 @@ class Raising(GPT2LMHeadModel):
         ),
         (lambda: build("bert_text", num_labels=1), "a single number, not a class"),
     ],
-)  # fmt: skip
+)
 def test_whatever_a_model_raises_on_a_probe_is_a_refusal_with_its_reason(make, reason):
     model = make().eval()
     with pytest.raises(ModelRefused, match=reason):
@@ -352,17 +361,26 @@ def small(config: str, model: str, **changes):
 
 
 WAVES = {
-    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 40, "conv_dim": (8, 8), "conv_stride": (2, 2), "conv_kernel": (3, 3),
-    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-}  # fmt: skip
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "conv_dim": (8, 8),
+    "conv_stride": (2, 2),
+    "conv_kernel": (3, 3),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
 NO_INPUT = {
     "speech as a wave": ("Wav2Vec2Config", "Wav2Vec2ForCTC", WAVES, "reads input_values"),
     "images of any size": (
-        "ResNetConfig", "ResNetForImageClassification",
-        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]}, "names no image_size",
+        "ResNetConfig",
+        "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]},
+        "names no image_size",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NO_INPUT)
@@ -383,17 +401,31 @@ def test_a_model_without_known_parts_says_so_when_printed_and_checked():
 
 
 BART = {
-    "vocab_size": 61, "d_model": 24, "encoder_layers": 1, "decoder_layers": 3,
-    "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "decoder_attention_heads": 4,
-}  # fmt: skip
+    "vocab_size": 61,
+    "d_model": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "decoder_attention_heads": 4,
+}
 BERT = {
-    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "intermediate_size": 40, "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 FNET = {**BERT, "tpu_short_seq_length": 64}
 CAPPED = {
-    **BERT, "logits_soft_cap": 0.5, "lru_width": 24, "attention_window_size": 8, "head_dim": 6,
-}  # fmt: skip
+    **BERT,
+    "logits_soft_cap": 0.5,
+    "lru_width": 24,
+    "attention_window_size": 8,
+    "head_dim": 6,
+}
 LAWFUL = {
     "a decoder taken out of an encoder-decoder": ("BartConfig", "BartForCausalLM", BART),
     "a pooled state beside the tail": ("FNetConfig", "FNetForMaskedLM", FNET),

@@ -139,9 +139,14 @@ def test_an_untrained_model_with_tied_embeddings_often_says_its_input_from_the_s
     """A rank that never changes saturates at layer 0; counted as the last it would be lost."""
     torch.manual_seed(0)
     config = hf.GPT2Config(
-        vocab_size=61, n_embd=24, n_layer=4, n_head=4, n_positions=64,
-        bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=61,
+        n_embd=24,
+        n_layer=4,
+        n_head=4,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     transformer = Transformer.wrap(hf.GPT2LMHeadModel(config).eval())
     batch = batch_of(transformer, rows=20)
     actual = saturate(transformer, {"id": Lens(transformer)}, [batch])["id"]

@@ -25,8 +25,18 @@ OPTIONS = {"max_new_tokens": 12, "do_sample": False}
 def definition(k):
     """The attention function of the definition, from the whole matrix of scores."""
 
-    def attend(module, query, key, value, attention_mask, scaling=None, softcap=None,
-               s_aux=None, position_bias=None, **kwargs):  # fmt: skip
+    def attend(
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=None,
+        softcap=None,
+        s_aux=None,
+        position_bias=None,
+        **kwargs,
+    ):
         n, keys = query.shape[2], key.shape[2]
         mask, bias = torch.ones(1, 1, n, keys, dtype=torch.bool), position_bias
         if attention_mask is None:

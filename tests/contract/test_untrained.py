@@ -22,8 +22,11 @@ def test_the_untrained_model_has_the_same_architecture_and_keeps_every_law(name)
     assert not [verdict for verdict in verdicts(twin) if verdict.status == "fails"]
     assert type(twin.model) is type(model.model)
     assert (twin.kind, twin.blocks, twin.d_model, twin.d_vocab) == (
-        model.kind, model.blocks, model.d_model, model.d_vocab,
-    )  # fmt: skip
+        model.kind,
+        model.blocks,
+        model.d_model,
+        model.d_vocab,
+    )
     assert not twin.model.training
     assert {k: v.shape for k, v in weights(twin).items()} == {
         k: v.shape for k, v in weights(model).items()

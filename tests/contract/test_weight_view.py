@@ -25,18 +25,58 @@ from layerleap.models.weights.norms import fold_of
 
 FAMILIES = [*NEXT_TOKEN, *MASKED_TOKEN]
 GATED = {
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "stablelm",
-    "cohere", "granite",
-}  # fmt: skip
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "olmo2",
+    "stablelm",
+    "cohere",
+    "granite",
+}
 ROTARY = {
-    "gpt_neox", "gpt_neox_sequential", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2",
-    "gemma3", "phi", "phi3", "olmo2", "stablelm", "cohere", "granite", "gpt_oss", "mixtral",
+    "gpt_neox",
+    "gpt_neox_sequential",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi",
+    "phi3",
+    "olmo2",
+    "stablelm",
+    "cohere",
+    "granite",
+    "gpt_oss",
+    "mixtral",
     "qwen2_moe",
-}  # fmt: skip
+}
 GROUPED = {
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "falcon",
-    "falcon_new", "falcon_alibi", "olmo2", "cohere", "granite", "gpt_oss", "mixtral", "qwen2_moe",
-}  # fmt: skip
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "falcon",
+    "falcon_new",
+    "falcon_alibi",
+    "olmo2",
+    "cohere",
+    "granite",
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+}
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in EXPERTS])

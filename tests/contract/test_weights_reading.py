@@ -117,9 +117,11 @@ def test_grouped_heads_are_served_by_their_own_keys_and_values():
         found = weights.pairs(f"L2.H{head}", form="qk", centred=False, progress=False)
         check_pairs(found, source @ query.T @ key @ source.T)
         for part, vector, matrix in (
-            ("Q", query[5], source), ("K", key[5], source), ("V", value[5], source),
+            ("Q", query[5], source),
+            ("K", key[5], source),
+            ("V", value[5], source),
             ("O", output[:, 5], target),
-        ):  # fmt: skip
+        ):
             (one,) = weights.read(f"L2.H{head}.{part}5", top=1)
             scores = matrix @ vector
             assert one.promotes[0].token.id == int(scores.argmax())

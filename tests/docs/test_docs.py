@@ -64,8 +64,13 @@ def _layerleap(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **WIDE}
     return subprocess.run(
         [sys.executable, "-c", "from layerleap.show.cli.app import main; main()", *words],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 def _tracked() -> list[Path]:

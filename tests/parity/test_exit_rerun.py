@@ -33,9 +33,10 @@ def exit_by_running(transformer, lens, example, rule):
             columns[name].append(torch.tensor([torch.nan]) if value is None else value)
         evidence = Evidence(
             **{name: torch.stack(values, 1) for name, values in columns.items()},
-            position=torch.tensor([place]), document=torch.tensor([0]),
+            position=torch.tensor([place]),
+            document=torch.tensor([0]),
             layers=tuple(range(layer + 1)),
-        )  # fmt: skip
+        )
         if rule.stops(evidence)[0, -1]:
             return layer
     return transformer.n_layers
@@ -84,9 +85,16 @@ def test_replay_exits_where_a_run_of_its_own_would(name, through):
     middle = {key: between(getattr(scores, key)["x"]) for key in ("top_prob", "entropy")}
     gap, cosine = between(scores.top_prob["x"] - scores.second_prob["x"]), between(scores.cosine)
     rules = [
-        Gap(-1.112, 6.0), Gap(gap / 0.9, 6.0), Gap(1.112, 6.0), TopProbability(middle["top_prob"]),
-        Entropy(middle["entropy"]), Similarity(cosine), Patience(1), Patience(2), Fixed(2),
-    ]  # fmt: skip
+        Gap(-1.112, 6.0),
+        Gap(gap / 0.9, 6.0),
+        Gap(1.112, 6.0),
+        TopProbability(middle["top_prob"]),
+        Entropy(middle["entropy"]),
+        Similarity(cosine),
+        Patience(1),
+        Patience(2),
+        Fixed(2),
+    ]
     exit_layers = compare(transformer, lens, examples, rules)
     assert exit_layers == {1, 2, 3}  # every layer is somebody's exit, or the test shows little
 

@@ -308,8 +308,10 @@ def fake_errors(n_documents, rows_each=4, width=3, constant=False):
     torch.manual_seed(0)
     bank = ShortcutBank(
         [LinearMap(0, 1, weight=torch.randn(width, width))],
-        model={"name": "made up"}, n_layers=1, d_model=width,
-    )  # fmt: skip
+        model={"name": "made up"},
+        n_layers=1,
+        d_model=width,
+    )
     quality = MapErrors(bank)
     documents = torch.arange(n_documents).repeat_interleave(rows_each)
     states = {0: torch.randn(len(documents), width), 1: torch.randn(len(documents), width)}

@@ -74,12 +74,21 @@ def test_a_wrong_type_is_refused_in_one_line(arguments, message):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"text": Path("x")}, {"n": np.int64(3)}, {"share": 1}, {"share": np.float32(0.5)},
-        {"positions": (1, 2)}, {"positions": range(3)}, {"positions": torch.tensor([1])},
-        {"layers": np.array([1])}, {"layers": {1, 2}}, {"layers": []}, {"anything": object()},
-        {"tell": print}, {"more": 3},
+        {"text": Path("x")},
+        {"n": np.int64(3)},
+        {"share": 1},
+        {"share": np.float32(0.5)},
+        {"positions": (1, 2)},
+        {"positions": range(3)},
+        {"positions": torch.tensor([1])},
+        {"layers": np.array([1])},
+        {"layers": {1, 2}},
+        {"layers": []},
+        {"anything": object()},
+        {"tell": print},
+        {"more": 3},
     ],
-)  # fmt: skip
+)
 def test_what_would_work_is_accepted(arguments):
     assert verb(**arguments) == "done"
 

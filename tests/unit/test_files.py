@@ -162,10 +162,13 @@ def test_a_full_disk_is_named(tmp_path, whole):
 @pytest.mark.parametrize("whole", [whole_file, whole_folder])
 @pytest.mark.parametrize(
     "error",
-    [OSError("no file named config.json"), FileNotFoundError(errno.ENOENT, "gone"),
-     ConnectionResetError(errno.ECONNRESET, "reset")],
+    [
+        OSError("no file named config.json"),
+        FileNotFoundError(errno.ENOENT, "gone"),
+        ConnectionResetError(errno.ECONNRESET, "reset"),
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_errors_unrelated_to_writing_are_passed_on(tmp_path, whole, error):
     with pytest.raises(type(error)) as caught, whole(tmp_path / "a"):
         raise error

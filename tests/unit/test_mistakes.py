@@ -102,7 +102,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a typo in the zoo": (lambda: ll.zoo.fetch("wikipeda"), "no entry 'wikipeda'"),
     "nothing as documents": (lambda: list(ll.iter_documents(None)), "from a NoneType"),
     "a bare model to reset": (lambda: ll.untrained(model().model), "expected a model from ll.load"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

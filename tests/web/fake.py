@@ -22,10 +22,37 @@ N_LAYERS, N_NEURONS = 30, 1536
 ENDS = (" Madrid", " the", " a", " Barcelona", " Spain", " not", " located", " in", " called")
 EARLY = ("\n", " ", "\t", "ed", "ing", " thing", "é", " of", " and", " very", " capital", " city")
 MORE = (
-    " guitar", " music", " band", " song", " album", " drum", " jazz", " rock", " piano", " singer",
-    " river", " mountain", " lake", " sea", " Paris", " London", " Berlin", " Rome", " Lisbon",
-    " king", " queen", " war", " peace", " 1", " 2", " 3", ".", ",", "!", "<|endoftext|>",
-)  # fmt: skip
+    " guitar",
+    " music",
+    " band",
+    " song",
+    " album",
+    " drum",
+    " jazz",
+    " rock",
+    " piano",
+    " singer",
+    " river",
+    " mountain",
+    " lake",
+    " sea",
+    " Paris",
+    " London",
+    " Berlin",
+    " Rome",
+    " Lisbon",
+    " king",
+    " queen",
+    " war",
+    " peace",
+    " 1",
+    " 2",
+    " 3",
+    ".",
+    ",",
+    "!",
+    "<|endoftext|>",
+)
 TEXTS = (
     "Madrid . It is a large city in the middle of the country ,",
     "Barcelona , a city by the sea , with music and guitar",
@@ -88,22 +115,35 @@ class FakeEngine:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "name": "make-believe", "class": "FakeForCausalLM", "kind": "next-token",
-            "n_layers": N_LAYERS, "d_model": 576, "d_vocab": 49152,
+            "name": "make-believe",
+            "class": "FakeForCausalLM",
+            "kind": "next-token",
+            "n_layers": N_LAYERS,
+            "d_model": 576,
+            "d_vocab": 49152,
             "blocks": [
-                {"block": b, "n_neurons": None, "reason": "block 7 is a mixture of experts",
-                 "style": "experts"}
-                if b == 7 else
-                {"block": b, "n_neurons": N_NEURONS, "reason": None, "style": "gated"}
+                {
+                    "block": b,
+                    "n_neurons": None,
+                    "reason": "block 7 is a mixture of experts",
+                    "style": "experts",
+                }
+                if b == 7
+                else {"block": b, "n_neurons": N_NEURONS, "reason": None, "style": "gated"}
                 for b in range(1, N_LAYERS + 1)
             ],
             "lenses": [
-                {"name": "id", "title": "logit lens"}, {"name": "mat", "title": "linear shortcut"}
+                {"name": "id", "title": "logit lens"},
+                {"name": "mat", "title": "linear shortcut"},
             ],
-            "mask_token": None, "can_generate": True, "generate_reason": None,
+            "mask_token": None,
+            "can_generate": True,
+            "generate_reason": None,
             "index": {
                 "ready": self._index is not None,
-                "reason": None if self._index else "there is no concept index of this model; "
+                "reason": None
+                if self._index
+                else "there is no concept index of this model; "
                 "build it with: layerleap index MODEL",
                 "vectors": N_LAYERS * N_NEURONS if self._index else None,
                 "buildable": self.buildable,
@@ -114,7 +154,7 @@ class FakeEngine:
                 {"title": "A story", "text": "Once upon a time", "watch": None},
             ],
             "fingerprint": "f" * 32,
-        }  # fmt: skip
+        }
 
     def index_cost(self) -> IndexCost:
         seconds = {"reading neurons": 90.0, "clusters": 30.0}
@@ -197,19 +237,30 @@ class FakeEngine:
         rank = chosen.index(final)
         base = self.words.id(ENDS[position % 3])
         return {
-            "layer": layer, "position": position,
+            "layer": layer,
+            "position": position,
             "top": [[i, round(p, 6)] for i, p in list(zip(chosen, probs, strict=True))[:top]],
-            "watch": None if watch is None else
-            [round(grown**3 * 0.7, 6), max(1, int(5000 * (1 - grown) ** 3))],
-            "final": [probs[rank], rank + 1], "agrees": chosen[0] == base,
+            "watch": None
+            if watch is None
+            else [round(grown**3 * 0.7, 6), max(1, int(5000 * (1 - grown) ** 3))],
+            "final": [probs[rank], rank + 1],
+            "agrees": chosen[0] == base,
             "kl": round((1 - grown) * 6 * rng.uniform(0.8, 1.2), 5),
             "entropy": round(0.5 + (1 - grown) * 7, 5),
-        }  # fmt: skip
+        }
 
     def trace(
-        self, ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
-        follow: Any, selected: int | None, should_stop: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        ids: Any,
+        *,
+        lens: str,
+        watch: int | None,
+        edits: Any,
+        top: int,
+        follow: Any,
+        selected: int | None,
+        should_stop: Any,
+    ) -> Any:
         tokens = self._given(ids, edits)
         text = "".join(token.text for token in tokens)
         positions = list(range(len(tokens)))
@@ -220,15 +271,22 @@ class FakeEngine:
         lowest = min((each["block"] for each in known), default=None)
         started = time.perf_counter()
         yield {
-            "frame": "meta", "tokens": [token.to_dict() for token in tokens],
-            "positions": positions, "layers": list(range(N_LAYERS + 1)), "selected": chosen,
+            "frame": "meta",
+            "tokens": [token.to_dict() for token in tokens],
+            "positions": positions,
+            "layers": list(range(N_LAYERS + 1)),
+            "selected": chosen,
             "edits": [
-                {"spec": e["spec"], "sentence": e["sentence"], "applied": "@99" not in e["spec"],
-                 "remark": "9000 is outside its natural range" if "=9000" in e["spec"] else ""}
+                {
+                    "spec": e["spec"],
+                    "sentence": e["sentence"],
+                    "applied": "@99" not in e["spec"],
+                    "remark": "9000 is outside its natural range" if "=9000" in e["spec"] else "",
+                }
                 for e in known
             ],
             "lowest": lowest,
-        }  # fmt: skip
+        }
         coarse = [layer for layer in range(N_LAYERS + 1) if layer % 4 == 0 or layer == N_LAYERS]
         fine = [layer for layer in range(N_LAYERS + 1) if layer not in coarse]
         others = [p for p in positions if p != chosen]
@@ -250,28 +308,44 @@ class FakeEngine:
                 if cells:
                     yield {"frame": "cells", "side": side, "names": names, "cells": cells}
             if number == 0:
-                yield {"frame": "saturation", "position": chosen, "before": 21,
-                       "after": 24 if known else None,
-                       "exits": {"before": self._stop(26, 0 if "!early" in text else 1),
-                                 "after": self._stop(27, 1) if known else None}}  # fmt: skip
+                yield {
+                    "frame": "saturation",
+                    "position": chosen,
+                    "before": 21,
+                    "after": 24 if known else None,
+                    "exits": {
+                        "before": self._stop(26, 0 if "!early" in text else 1),
+                        "after": self._stop(27, 1) if known else None,
+                    },
+                }
             if number == 3 and "!midway" in text:
                 raise BadText("the reading failed midway, as the prompt asked for")
         for position in others:
-            yield {"frame": "saturation", "position": position, "before": 19 + position % 9,
-                   "after": None}  # fmt: skip
+            yield {
+                "frame": "saturation",
+                "position": position,
+                "before": 19 + position % 9,
+                "after": None,
+            }
         yield {"frame": "done", "seconds": time.perf_counter() - started, "passes": 1 + bool(known)}
 
     def _stop(self, layer: int, agrees: int) -> dict[str, Any]:
         top, answer = (self.words.label(self.words.id(t)).to_dict() for t in (" ", " Madrid"))
-        return {"layer": layer, "agrees": bool(agrees), "top": answer if agrees else top,
-                "answer": answer}  # fmt: skip
+        return {
+            "layer": layer,
+            "agrees": bool(agrees),
+            "top": answer if agrees else top,
+            "answer": answer,
+        }
 
     def _side(self, layer: int, position: int, watch: Any, top: int, side: str, lowest: Any) -> Any:
         touched = side == "after" and layer >= (lowest or 0)
         cell = self._cell(layer, position, watch, top, 0.5 if touched else 0.0)
         if side == "after":
-            cell |= {"change": round(0.4 * layer / N_LAYERS, 5) if touched else 0.0,
-                     "changed": touched}  # fmt: skip
+            cell |= {
+                "change": round(0.4 * layer / N_LAYERS, 5) if touched else 0.0,
+                "changed": touched,
+            }
         return cell
 
     def _followed(self, cell: Any, id: int) -> list[Any]:
@@ -279,9 +353,16 @@ class FakeEngine:
         return list(known[0]) if known else [0.0001 * (1 + id % 5), 100 + id % 50]
 
     def cell(
-        self, ids: Any, *, block: int, position: int, lens: str, watch: int | None,
-        edits: Any, top: int,
-    ) -> Any:  # fmt: skip
+        self,
+        ids: Any,
+        *,
+        block: int,
+        position: int,
+        lens: str,
+        watch: int | None,
+        edits: Any,
+        top: int,
+    ) -> Any:
         tokens = self._given(ids, edits)
         if not (1 <= block <= N_LAYERS and position < len(tokens)):
             raise BadSettings(f"there is no block {block} at position {position}")
@@ -297,15 +378,25 @@ class FakeEngine:
             cell = self._cell(block - 1 + number // 2, position, watch, top, shift + number)
             rows = [[id, prob, None if not number else (id % 7) - 3] for id, prob in cell["top"]]
             names |= {str(id): self.words.label(id).to_dict() for id, *_ in rows}
-            stages.append({"where": where, "layer": block - 1 + number // 2, "top": rows,
-                           "watch": cell["watch"]})  # fmt: skip
+            stages.append(
+                {
+                    "where": where,
+                    "layer": block - 1 + number // 2,
+                    "top": rows,
+                    "watch": cell["watch"],
+                }
+            )
         return {
-            "block": block, "position": position, "token": tokens[position].to_dict(),
-            "stages": stages, "parallel": False, "reason": None,
+            "block": block,
+            "position": position,
+            "token": tokens[position].to_dict(),
+            "stages": stages,
+            "parallel": False,
+            "reason": None,
             "neurons": None if block == 7 else self._updates(block, position, top),
             "neurons_reason": "block 7 is a mixture of experts" if block == 7 else None,
             "names": names,
-        }  # fmt: skip
+        }
 
     def _updates(self, block: int, position: int, top: int) -> dict[str, Any]:
         rng = random.Random(f"{block} {position}")
@@ -316,17 +407,25 @@ class FakeEngine:
             ends = self._ends(block, neuron)
             updates.append(
                 {
-                    "neuron": neuron, "coefficient": coefficient, "norm": 4.5,
-                    "strength": size * 4.5, "share": size / 200,
+                    "neuron": neuron,
+                    "coefficient": coefficient,
+                    "norm": 4.5,
+                    "strength": size * 4.5,
+                    "share": size / 200,
                     "promotes": [e["token"] for e in ends["promotes"][:5]],
                     "suppresses": [e["token"] for e in ends["suppresses"][:5]],
                     "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if neuron % 3 else None,
                     "name": None,
                 }
-            )  # fmt: skip
+            )
         updates.sort(key=lambda each: -each["strength"])
-        return {"updates": updates, "shown_share": 0.47, "bias_share": 0.02, "rest_share": 0.51,
-                "total_norm": 180.5}  # fmt: skip
+        return {
+            "updates": updates,
+            "shown_share": 0.47,
+            "bias_share": 0.02,
+            "rest_share": 0.51,
+            "total_norm": 180.5,
+        }
 
     def _ends(self, block: int, neuron: int) -> dict[str, Any]:
         rng = random.Random(f"{block}.{neuron}")
@@ -340,34 +439,50 @@ class FakeEngine:
     def vector(self, block: int, neuron: int) -> dict[str, Any]:
         self.check_neuron(block, neuron)
         return {
-            "block": block, "neuron": neuron, "norm": 4.5, **self._ends(block, neuron),
+            "block": block,
+            "neuron": neuron,
+            "norm": 4.5,
+            **self._ends(block, neuron),
             "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self._index else None,
             "cluster": neuron % 40 if self._index else None,
-        }  # fmt: skip
+        }
 
     def keys(self, block: int, neuron: int) -> dict[str, Any]:
         self.check_neuron(block, neuron)
-        keys = [{"kind": kind, "norm": 2.5, **self._ends(block, neuron + 1)}
-                for kind in ("ffn.gate", "ffn.up")]  # fmt: skip
+        keys = [
+            {"kind": kind, "norm": 2.5, **self._ends(block, neuron + 1)}
+            for kind in ("ffn.gate", "ffn.up")
+        ]
         return {"keys": keys, "reason": None}
 
     def heads(self, block: int) -> dict[str, Any]:
         if block == 2:
             raise ModelRefused("no single matrix gives the output of attention of block 2")
         reason = "its queries and keys cannot be verified" if block == 4 else None
-        return {"block": block, "n_heads": 4, "n_kv_heads": 2, "positions": "rotary",
-                "qk_reason": reason}  # fmt: skip
+        return {
+            "block": block,
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "positions": "rotary",
+            "qk_reason": reason,
+        }
 
     def pairs(self, block: int, head: int, *, form: str, offset: int, top: int) -> dict[str, Any]:
         if head >= 4:
             raise BadSettings(f"block {block} has no head {head}; expected 0 to 3")
         ends = self._ends(block, head)
         both = zip(ends["promotes"], ends["suppresses"], strict=True)
-        pairs = [{"first": one["token"], "second": other["token"], "score": one["score"]}
-                 for one, other in both]  # fmt: skip
+        pairs = [
+            {"first": one["token"], "second": other["token"], "score": one["score"]}
+            for one, other in both
+        ]
         roles = ["source token", "written token"] if form == "vo" else ["query token", "key token"]
-        return {"title": f"L{block}.H{head} W_{form.upper()}", "legend": "made up", "roles": roles,
-                "pairs": pairs[:top]}  # fmt: skip
+        return {
+            "title": f"L{block}.H{head} W_{form.upper()}",
+            "legend": "made up",
+            "roles": roles,
+            "pairs": pairs[:top],
+        }
 
     def generate(
         self, ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any
@@ -394,10 +509,11 @@ class FakeIndex:
     def _row(self, block: int, neuron: int) -> dict[str, Any]:
         ends = self.engine._ends(block, neuron)
         return {
-            "block": block, "neuron": neuron,
+            "block": block,
+            "neuron": neuron,
             "promotes": [e["token"] for e in ends["promotes"][:5]],
             "suppresses": [e["token"] for e in ends["suppresses"][:5]],
-        }  # fmt: skip
+        }
 
     def search(self, query: str, *, top: int, side: str, space: str) -> dict[str, Any]:
         words = self.engine.words
@@ -425,7 +541,7 @@ class FakeIndex:
         return [
             {**self._row(1 + (block + n) % 6, (neuron + n) % N_NEURONS), "cosine": 0.9 - n / 20}
             for n in range(1, top + 1)
-        ]  # fmt: skip
+        ]
 
     def clusters(self, *, top: int, query: str | None) -> list[dict[str, Any]]:
         return [self.cluster(number) for number in range(min(top, 40))]
@@ -437,6 +553,8 @@ class FakeIndex:
         tokens = [self.engine.words.id(t) for t in rng.sample(MORE, 8)]
         members = [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS)) for _ in range(10)]
         return {
-            "number": number, "size": 20 + number * 3, "members": members,
+            "number": number,
+            "size": 20 + number * 3,
+            "members": members,
             "tokens": [self.engine.words.label(i).to_dict() for i in tokens],
-        }  # fmt: skip
+        }

@@ -39,9 +39,13 @@ def command(empty_cache):
 
     def start(*words):
         return subprocess.Popen(
-            [sys.executable, "-c", MAIN, "debug", *map(str, words)], text=True, env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_hear_ctrl_c,
-        )  # fmt: skip
+            [sys.executable, "-c", MAIN, "debug", *map(str, words)],
+            text=True,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=_hear_ctrl_c,
+        )
 
     return start
 

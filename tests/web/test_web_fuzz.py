@@ -89,13 +89,14 @@ NUMBERS = st.integers(-2, 70) | st.sampled_from([0, 1, 2, 3, 39, 40, 2**31 - 1])
 EDITS = st.lists(
     st.builds(
         "L{}.N{}{}{}".format,
-        st.integers(0, 4), st.integers(0, 41),
+        st.integers(0, 4),
+        st.integers(0, 41),
         st.sampled_from(["=5", "=off", "*-1", "+3", "-3", "=1e38", "*1e38", "=-0", "=1e-45", "="]),
         st.sampled_from(["", "@last", "@all", "@generated", "@0", "@0,3,99", "@", "@x"]),
     )
     | st.text(max_size=12),
     max_size=4,
-)  # fmt: skip
+)
 PROMPTS = st.one_of(
     st.builds(lambda ids: {"ids": ids}, st.lists(st.integers(0, 61), min_size=1, max_size=12)),
     st.builds(lambda w: {"text": " ".join(w)}, st.lists(st.sampled_from(WORDS), max_size=12)),
@@ -112,12 +113,14 @@ QUESTIONS = st.one_of(
         st.just("generate"),
         st.fixed_dictionaries(
             {
-                "input": PROMPTS, "edits": EDITS, "max_new_tokens": st.integers(0, 8),
+                "input": PROMPTS,
+                "edits": EDITS,
+                "max_new_tokens": st.integers(0, 8),
                 "sides": st.lists(st.sampled_from(["plain", "edited", "both"]), max_size=3),
             }
         ),
     ),
-)  # fmt: skip
+)
 
 
 SEARCHES = st.one_of(
@@ -126,7 +129,8 @@ SEARCHES = st.one_of(
         st.builds(
             lambda **values: urlencode(values),
             q=st.text(max_size=12) | st.sampled_from(["cat", "cat*", '"cat', "a dog", "*", "a,b"]),
-            top=st.integers(0, 201), side=st.sampled_from(["both", "promoted", "x"]),
+            top=st.integers(0, 201),
+            side=st.sampled_from(["both", "promoted", "x"]),
             space=st.sampled_from(["any", "with", "without", ""]),
         ),
     ),
@@ -136,7 +140,7 @@ SEARCHES = st.one_of(
     st.builds("/vectors/{}/{}/neighbours?top={}".format, NUMBERS, NUMBERS, NUMBERS),
     st.builds("/vectors/{}/{}/keys".format, NUMBERS, NUMBERS),
     st.builds("/heads/{}/{}?offset={}".format, NUMBERS, NUMBERS, NUMBERS),
-)  # fmt: skip
+)
 
 
 @given(SEARCHES)

@@ -226,8 +226,13 @@ def test_what_is_answered_between_two_pieces_of_the_build_and_the_index_are_the_
     options = {"text": sentences(20), "n_texts": 20, "clusters": 5}
     between = build.index(model, tmp_path / "between", progress=ask, **options)
     plain = build.index(model, tmp_path / "plain", progress=False, **options)
-    assert {"reading neurons", "naming tokens", "sorting tokens", "natural ranges",
-            "clusters"} <= set(phases)  # fmt: skip
+    assert {
+        "reading neurons",
+        "naming tokens",
+        "sorting tokens",
+        "natural ranges",
+        "clusters",
+    } <= set(phases)
     assert contents(between.path) == contents(plain.path)
 
 
@@ -239,8 +244,14 @@ def contents(path):
 
 def test_estimates_are_words_that_people_use():
     assert list(map(duration, (1, 12, 54, 55, 89, 95, 600))) == [
-        "5 seconds", "10 seconds", "55 seconds", "1 minute", "1 minute", "2 minutes", "10 minutes",
-    ]  # fmt: skip
+        "5 seconds",
+        "10 seconds",
+        "55 seconds",
+        "1 minute",
+        "1 minute",
+        "2 minutes",
+        "10 minutes",
+    ]
 
 
 class Offered:

@@ -254,7 +254,7 @@ def test_classifiers_show_their_classes(ask, family):
         ("cell", {"input": {"ids": [5]}, "block": 1, "position": 1}, "position 1"),
         ("generate", {"input": {"ids": [5]}, "edits": ["L9.N1=1"]}, "9"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_sentence_before_anything_is_streamed(ask, llama, route, body, said):
     answer = ask(llama).post(f"/api/{route}", json=body)
     assert answer.status_code == 422, answer.text
@@ -369,11 +369,19 @@ def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, mon
     ids = [ids_of(client, text) for text in texts]
     edit, neuron = "L2.N3=9", {"block": 2, "neuron": 3}
     state = {
-        "prompt": texts[0], "ids": ids[0], "second": texts[1], "second_ids": ids[1],
-        "edits": [edit], "selected": {"grid": 1, "layer": 2, "position": 1},
-        "watch": {"id": 7, "label": "a"}, "pinned": [{"id": 8, "label": "b"}], "vector": neuron,
-        "query": "cat", "side": "promoted", "new_tokens": 2,
-    }  # fmt: skip
+        "prompt": texts[0],
+        "ids": ids[0],
+        "second": texts[1],
+        "second_ids": ids[1],
+        "edits": [edit],
+        "selected": {"grid": 1, "layer": 2, "position": 1},
+        "watch": {"id": 7, "label": "a"},
+        "pinned": [{"id": 8, "label": "b"}],
+        "vector": neuron,
+        "query": "cat",
+        "side": "promoted",
+        "new_tokens": 2,
+    }
     code = client.post("/api/export", json={"state": state}).json()["python"]
     monkeypatch.setattr("layerleap.load", lambda name: llama)
     monkeypatch.setattr("layerleap.index", lambda *_, **__: index)
@@ -397,8 +405,9 @@ def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, mon
     body = {"input": {"ids": ids[1]}, "block": 2, "position": 1, "edits": [edit]}
     cell = client.post("/api/cell", json=body).json()
     for table, paths, side, whole in (
-        (printed[6], printed[7], "before", cell), (printed[8], printed[9], "after", cell["after"]),
-    ):  # fmt: skip
+        (printed[6], printed[7], "before", cell),
+        (printed[8], printed[9], "after", cell["after"]),
+    ):
         strongest = max(update["strength"] for update in whole["neurons"]["updates"])
         assert table["strength"].max() == pytest.approx(strongest)
         for layer, probs in enumerate(paths):
@@ -426,9 +435,12 @@ def grid_of(client, body):
 
 @pytest.mark.parametrize(
     ("bank", "said"),
-    [("default", "ll.default_bank(model)"), ("a/fold'er", "from_pretrained(\"a/fold'er\")"),
-     (None, "my_bank")],
-)  # fmt: skip
+    [
+        ("default", "ll.default_bank(model)"),
+        ("a/fold'er", 'from_pretrained("a/fold\'er")'),
+        (None, "my_bank"),
+    ],
+)
 def test_the_python_reads_through_the_pages_own_bank(bank, said):
     model = {"name": "smollm2", "class": "LlamaForCausalLM", "fingerprint": "f", "bank": bank}
     code = snippet(model, {"lens": "mat", "prompt": "a"})
@@ -442,8 +454,21 @@ def test_the_python_does_not_load_a_class_by_its_name():
     assert "ll.load(my_model, tokenizer=my_tokenizer)" in snippet(model, {})
 
 
-@pytest.mark.parametrize("state", [{}, {"prompt": 5, "ids": "x", "edits": [1], "lens": [],
-    "selected": {"layer": True}, "new_tokens": -1}, {"edits": ["'); import os"]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {
+            "prompt": 5,
+            "ids": "x",
+            "edits": [1],
+            "lens": [],
+            "selected": {"layer": True},
+            "new_tokens": -1,
+        },
+        {"edits": ["'); import os"]},
+    ],
+)
 def test_any_state_gives_python_that_compiles(ask, llama, state):
     found = ask(llama).post("/api/export", json={"state": state}).json()
     compile(found["python"], "snippet", "exec")  # raises SyntaxError if it is not Python

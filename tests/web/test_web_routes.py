@@ -49,9 +49,19 @@ def test_every_file_of_the_page_is_served_and_none_is_asked_of_others(make_app):
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/api/nothing", "/../saved.sqlite", "/%2e%2e/saved.sqlite", "/docs",
-             "/redoc", "/api", "/static/../../saved.sqlite", "/%00"],
-)  # fmt: skip
+    "path",
+    [
+        "/nothing",
+        "/api/nothing",
+        "/../saved.sqlite",
+        "/%2e%2e/saved.sqlite",
+        "/docs",
+        "/redoc",
+        "/api",
+        "/static/../../saved.sqlite",
+        "/%00",
+    ],
+)
 def test_there_is_nothing_elsewhere(client, path):
     answer = client.get(path)
     assert answer.status_code == 404
@@ -59,9 +69,15 @@ def test_there_is_nothing_elsewhere(client, path):
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/api/trace"), ("PUT", "/api/model"), ("POST", "/"),
-                         ("DELETE", "/api/search"), ("PATCH", "/api/sessions/a")],
-)  # fmt: skip
+    ("method", "path"),
+    [
+        ("GET", "/api/trace"),
+        ("PUT", "/api/model"),
+        ("POST", "/"),
+        ("DELETE", "/api/search"),
+        ("PATCH", "/api/sessions/a"),
+    ],
+)
 def test_a_wrong_method_is_said(client, method, path):
     answer = client.request(method, path, headers={"content-type": "application/json"})
     assert answer.status_code == 405
@@ -75,10 +91,13 @@ def test_the_schema_stays_and_names_no_other_site(client):
     assert "http" not in schema.text
     paths = schema.json()["paths"]
     typed = [
-        ("get", "/api/model"), ("post", "/api/tokens"), ("get", "/api/search"),
-        ("get", "/api/vectors/{block}/{neuron}"), ("put", "/api/sessions/{id}"),
+        ("get", "/api/model"),
+        ("post", "/api/tokens"),
+        ("get", "/api/search"),
+        ("get", "/api/vectors/{block}/{neuron}"),
+        ("put", "/api/sessions/{id}"),
         ("get", "/api/heads/{block}/{head}"),
-    ]  # fmt: skip
+    ]
     answers = {
         path: paths[path][method]["responses"]["200"]["content"]["application/json"]["schema"]
         for method, path in typed
@@ -179,9 +198,11 @@ def test_keys_and_heads_are_read_from_the_weights(client):
         assert answer["title"] == title
         assert len(answer["pairs"]) == 5
     for path, words in (
-        ("/api/heads/2", "no single matrix"), ("/api/heads/1/4", "has no head 4"),
-        ("/api/heads/1/0?form=ov", "form"), ("/api/heads/1/0?offset=9999", "offset"),
-    ):  # fmt: skip
+        ("/api/heads/2", "no single matrix"),
+        ("/api/heads/1/4", "has no head 4"),
+        ("/api/heads/1/0?form=ov", "form"),
+        ("/api/heads/1/0?offset=9999", "offset"),
+    ):
         refused = client.get(path)
         assert refused.status_code == 422
         assert words in refused.json()["error"]
@@ -191,8 +212,12 @@ def test_without_an_index_vectors_are_still_read_and_the_rest_says_what_to_do(ma
     with TestClient(make_app(FakeEngine(index=False)), base_url="http://localhost") as client:
         assert client.get("/api/model").json()["index"]["ready"] is False
         assert client.get("/api/vectors/3/4").status_code == 200
-        for path in ("/api/search?q=a", "/api/clusters", "/api/clusters/1",
-                     "/api/vectors/3/4/neighbours"):  # fmt: skip
+        for path in (
+            "/api/search?q=a",
+            "/api/clusters",
+            "/api/clusters/1",
+            "/api/vectors/3/4/neighbours",
+        ):
             answer = client.get(path)
             assert answer.status_code == 422
             assert "layerleap index" in answer.json()["error"]
@@ -211,8 +236,16 @@ def test_sessions_are_saved_listed_and_deleted(client):
     assert client.get("/api/sessions/" + "a" * 65).status_code == 422
 
 
-@pytest.mark.parametrize("raw", ['{"a": NaN}', '{"a": Infinity}', '{"a": "\\ud800"}',
-                                 '{"\\udfff": 1}', '{"a":' * 50 + "1" + "}" * 50])  # fmt: skip
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"a": NaN}',
+        '{"a": Infinity}',
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+        '{"a":' * 50 + "1" + "}" * 50,
+    ],
+)
 def test_states_that_are_no_json_are_refused_and_others_come_back(client, raw):
     body = f'{{"title": "t", "state": {raw}}}'
     headers = {"content-type": "application/json"}
@@ -264,7 +297,7 @@ def test_an_export_of_no_json_is_refused(client):
         ("/api/cell", {**ASK, "block": 99, "position": 0}, "no block 99"),
         ("/api/export", {"state": [1]}, "state"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_sentence(client, path, body, said):
     answer = client.post(path, json=body)
     assert answer.status_code == 422
@@ -275,8 +308,16 @@ def test_a_mistake_is_one_sentence(client, path, body, said):
 
 def test_bodies_that_are_no_json_are_refused(client):
     headers = {"content-type": "application/json"}
-    for body in (b"", b"{", b"[]", b"null", b"\xff", b'{"text": "\\ud800"}', b"[" * 100_000,
-                 b'{"text": ' + b"9" * 5000 + b"}"):  # fmt: skip
+    for body in (
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        b'{"text": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"text": ' + b"9" * 5000 + b"}",
+    ):
         answer = client.post("/api/tokens", content=body, headers=headers)
         assert answer.status_code in (400, 422), body[:20]
         assert set(answer.json()) == {"error"}

@@ -35,11 +35,25 @@ def test_own_names_are_answered(client, host):
 @pytest.mark.parametrize(
     "host",
     [
-        "", "evil.example", "evil.example:8123", "localhost.evil.example", "localhost@evil.example",
-        "127.0.0.1.evil.example", "::1", "[::1", "[::1]x", "[::2]", "localhost:", "localhost:80x",
-        "127.0.0.2", "0.0.0.0", "localhost, evil.example", "localhost.", "2130706433",
+        "",
+        "evil.example",
+        "evil.example:8123",
+        "localhost.evil.example",
+        "localhost@evil.example",
+        "127.0.0.1.evil.example",
+        "::1",
+        "[::1",
+        "[::1]x",
+        "[::2]",
+        "localhost:",
+        "localhost:80x",
+        "127.0.0.2",
+        "0.0.0.0",
+        "localhost, evil.example",
+        "localhost.",
+        "2130706433",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("path", ["/", "/api/model", "/api/nothing"])
 def test_other_names_are_refused_whatever_is_asked(client, host, path):
     answer = client.get(path, headers={"host": host})
@@ -58,9 +72,13 @@ def test_a_request_with_two_hosts_or_none_is_refused(client):
             sent.append(message)
 
         scope = {
-            "type": "http", "method": "GET", "path": "/api/model", "scheme": "http",
-            "query_string": b"", "headers": [(b"host", host) for host in hosts],
-        }  # fmt: skip
+            "type": "http",
+            "method": "GET",
+            "path": "/api/model",
+            "scheme": "http",
+            "query_string": b"",
+            "headers": [(b"host", host) for host in hosts],
+        }
         client.portal.call(client.app, scope, receive, send)  # this thread may have a loop
         return sent[0]["status"]
 
@@ -90,10 +108,18 @@ def test_hosts_are_taken_apart_by_the_rules():
 )
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/api/trace"), ("PUT", "/api/sessions/a"), ("DELETE", "/api/sessions/a"),
-     ("POST", "/"), ("GET", "/api/index"), ("POST", "/api/index"), ("DELETE", "/api/index"),
-     ("GET", "/api/model"), ("GET", "/api/search?q=guitar")],
-)  # fmt: skip
+    [
+        ("POST", "/api/trace"),
+        ("PUT", "/api/sessions/a"),
+        ("DELETE", "/api/sessions/a"),
+        ("POST", "/"),
+        ("GET", "/api/index"),
+        ("POST", "/api/index"),
+        ("DELETE", "/api/index"),
+        ("GET", "/api/model"),
+        ("GET", "/api/search?q=guitar"),
+    ],
+)
 def test_another_sites_page_may_not_ask(client, headers, method, path):
     answer = client.request(
         method, path, headers={**headers, "content-type": "application/json"}, content=b"{}"
@@ -123,9 +149,15 @@ def test_a_link_on_another_site_may_lead_to_the_page_but_not_into_the_api(client
 
 @pytest.mark.parametrize(
     "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "",
-     "text/plain; application/json", "application/jsonp"],
-)  # fmt: skip
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "",
+        "text/plain; application/json",
+        "application/jsonp",
+    ],
+)
 def test_only_json_is_taken(client, kind):
     body = b'{"text": "a"}'
     answer = client.post("/api/tokens", content=body, headers={"content-type": kind})
@@ -275,8 +307,17 @@ def test_a_server_that_listens_everywhere_answers_to_addresses_and_to_its_own_na
     assert not access.answers_to("evil.example")
 
 
-@pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", True), ("::1", True),
-    ("localhost", True), ("127.8.8.8", True), ("192.0.2.7", False), ("::", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "is_open"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("127.8.8.8", True),
+        ("192.0.2.7", False),
+        ("::", False),
+    ],
+)
 def test_only_loopback_needs_no_token(host, is_open):
     access = Access(host, 8123)
     assert access.is_open is is_open

@@ -195,10 +195,13 @@ def test_a_taken_port_is_said_and_the_next_free_one_offered(model):
 
 @pytest.mark.parametrize(
     ("host", "port", "said"),
-    [("127.0.0.1", 99999, "port 99999"), ("127.0.0.1", -1, "port -1"),
-     ("no.such.host.invalid", 0, "must be an address of this machine"),
-     ("192.0.2.77", 0, "must be an address of this machine")],
-)  # fmt: skip
+    [
+        ("127.0.0.1", 99999, "port 99999"),
+        ("127.0.0.1", -1, "port -1"),
+        ("no.such.host.invalid", 0, "must be an address of this machine"),
+        ("192.0.2.77", 0, "must be an address of this machine"),
+    ],
+)
 def test_an_address_that_cannot_be_had_is_one_sentence(host, port, said):
     with pytest.raises(BadSettings, match=said):
         listen(host, port)

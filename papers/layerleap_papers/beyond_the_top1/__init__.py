@@ -56,18 +56,26 @@ def _boxes(result: StudyResult) -> Iterator[Box]:
 
 
 STUDY = Study(
-    name="saturation", method=2, title="Saturation in {model}, read on {text}",
+    name="saturation",
+    method=2,
+    title="Saturation in {model}, read on {text}",
     help="Ask whether ranks saturate in order, and write one report.\n\n"
     "From which layer on does each of the best tokens keep its rank? Do ranks saturate in order, "
     "beyond chance and beyond a random walk? Can the rank that is being decided be read off a "
     "state? Does a saturated state stay saturated in another text? Does exiting by that save more "
     "than other rules? Works on text, images and speech.",
-    settings=SaturationSettings, context=SaturationContext,
+    settings=SaturationSettings,
+    context=SaturationContext,
     sections=(
-        order.SECTION, guesses.SECTION, probe.SECTION, intervention.SECTION, twin.SECTION,
+        order.SECTION,
+        guesses.SECTION,
+        probe.SECTION,
+        intervention.SECTION,
+        twin.SECTION,
         exits.SECTION,
     ),
     paper="Lioubashevski, Schlank, Stanovsky and Goldstein, \u201cLooking Beyond the Top-1\u201d "
     "(ICML 2025).",
-    about=_about, boxes=_boxes,
-)  # fmt: skip
+    about=_about,
+    boxes=_boxes,
+)

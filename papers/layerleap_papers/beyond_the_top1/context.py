@@ -31,10 +31,16 @@ class SaturationContext(TextContext[SaturationSettings]):
             return s.bank
         try:
             bank = fit(
-                self.model, self.text, s.sampling, ridge=0.0, evaluate=False, n_texts=s.n_fit,
-                starts=s.starts, checkpoint=self.workspace / "fit.safetensors",
+                self.model,
+                self.text,
+                s.sampling,
+                ridge=0.0,
+                evaluate=False,
+                n_texts=s.n_fit,
+                starts=s.starts,
+                checkpoint=self.workspace / "fit.safetensors",
                 progress=self.progress,
-            )  # fmt: skip
+            )
         except NothingToFit as error:
             self.note(
                 "No shortcuts could be fitted, so the whole text is read through the logit lens: "
@@ -93,10 +99,17 @@ class SaturationContext(TextContext[SaturationSettings]):
             data = SaturationData.load(file, model, lenses, batches)
         except BadArtifact:  # none yet, or interrupted
             data = observe(
-                model, lenses, batches, file, k=s.k, walk_share=s.walk_share, seed=s.seed,
-                total=total, progress=self.progress,
+                model,
+                lenses,
+                batches,
+                file,
+                k=s.k,
+                walk_share=s.walk_share,
+                seed=s.seed,
+                total=total,
+                progress=self.progress,
                 phase=f"reading {self.text}" if role == "read" else "reading (untrained twin)",
-            )  # fmt: skip
+            )
             data.save(file)
         self.read(role, self.text, self.data_read.to_dict(), started)
         return data

@@ -81,13 +81,13 @@ class Judged:
             right.append(evidence.top.gather(1, column)[:, 0].long() == self.gold.long())
         return [
             {
-                "accuracy": one.value, "accuracy_low": finite(one.low),
-                "accuracy_high": finite(one.high), "accuracy_rows": one.rows,
+                "accuracy": one.value,
+                "accuracy_low": finite(one.low),
+                "accuracy_high": finite(one.high),
+                "accuracy_rows": one.rows,
             }
-            for one in mean_interval(
-                torch.stack(right, 1)[known], evidence.document[known], SHARE
-            )
-        ]  # fmt: skip
+            for one in mean_interval(torch.stack(right, 1)[known], evidence.document[known], SHARE)
+        ]
 
 
 def task_exits(
@@ -127,17 +127,20 @@ def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) 
     is_train = torch.isin(whole.document, train.document.unique())
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
-        data.saturation[lens].rows(learning), SomeStates(data.states, learning),
+        data.saturation[lens].rows(learning),
+        SomeStates(data.states, learning),
         sampling=CellSampling(tasks=2, limit=cells, seed=seed),
-    )  # fmt: skip
+    )
     rest = whole.rows(others).with_probe(probe, SomeStates(data.states, others))
     if len(rest) < 2:
         raise TooFewRows(f"{len(rest)} rows are left to judge rules by; read more texts")
     families = {
-        "task": family(Task, probe=probe), "gap": replayed.gap_family(whole),
-        "similarity": family(Similarity), "patience": family(Patience),
+        "task": family(Task, probe=probe),
+        "gap": replayed.gap_family(whole),
+        "similarity": family(Similarity),
+        "patience": family(Patience),
         "learned": Learned.train(train),
-    }  # fmt: skip
+    }
     return Judged(
         replayed.Lensed(rest, cost, train, rest, families, seed=seed), data.gold[others], probe
     )
@@ -330,11 +333,20 @@ LINES = {**replayed.RULE_LINES, "gap": replace(replayed.RULE_LINES["gap"], label
 def _figure(key: str, title: str, how: str, x: Axis, marks: Marks) -> Figure:
     column = "flops" if x.scale == "times" else "layers"
     return Figure(
-        key, title, how,
-        lambda result: replayed.exit_rows(result, column, maps=MAPS, measures=MEASURES), x=x,
-        y=Axis("positions", "share", 0), share_y=False, lines=LINES, marks=marks, columns=2,
-        size=(5.0, 3.6), unit="positions", sample=SAMPLE,
-    )  # fmt: skip
+        key,
+        title,
+        how,
+        lambda result: replayed.exit_rows(result, column, maps=MAPS, measures=MEASURES),
+        x=x,
+        y=Axis("positions", "share", 0),
+        share_y=False,
+        lines=LINES,
+        marks=marks,
+        columns=2,
+        size=(5.0, 3.6),
+        unit="positions",
+        sample=SAMPLE,
+    )
 
 
 FIGURES = (
@@ -375,7 +387,8 @@ TABLES = (
         "The same rules timed (one text at a time, on this machine; 95 % t intervals over texts)",
         _live_rows,
         (
-            Column("map", "read through"), Column("rule"),
+            Column("map", "read through"),
+            Column("rule"),
             Column("speed", "speed (never exiting = 1)", "{:.2f}", low="low", high="high"),
             Column("tokens_per_second", "tokens a second", "{:.1f}"),
             Column("layers", "mean exit layer", "{:.1f}"),
@@ -384,16 +397,25 @@ TABLES = (
             Column("tokens", form="{:,.0f}"),
         ),
     ),
-)  # fmt: skip
+)
 SECTION = Section(
-    "exits", "Exiting by task", _run,
+    "exits",
+    "Exiting by task",
+    _run,
     "If the probe says that rank 2 or later is being decided, the top token has saturated and the "
     "model may stop. All rules are replayed on the same positions; blocks, heads, maps and checks "
     "are counted. The oracle knows the answer.",
-    short="Exits", help="exiting by task, beside other rules", findings=_findings,
+    short="Exits",
+    help="exiting by task, beside other rules",
+    findings=_findings,
     claims=(
-        Claim("Exiting where the probe says that rank 2 is being decided beats softmax response "
-              "and state similarity.", _claim),
+        Claim(
+            "Exiting where the probe says that rank 2 is being decided beats softmax response "
+            "and state similarity.",
+            _claim,
+        ),
     ),
-    figures=FIGURES, tables=TABLES, texts="texts",
-)  # fmt: skip
+    figures=FIGURES,
+    tables=TABLES,
+    texts="texts",
+)

@@ -65,9 +65,12 @@ def guesses(
             "it is wrong are needed: read more"
         )
     about = {
-        "rows": len(known), "wrong": len(wrong), "documents": len(wrong.documents.unique()),
-        "lead": lead, "early_until": saturation.n_layers - lead,
-    }  # fmt: skip
+        "rows": len(known),
+        "wrong": len(wrong),
+        "documents": len(wrong.documents.unique()),
+        "lead": lead,
+        "early_until": saturation.n_layers - lead,
+    }
     return [
         {"lens": saturation.lens, "rank": rank, **_test(wrong, rank, lead), **about}
         for rank in ranks
@@ -117,10 +120,13 @@ def _test(wrong: Saturation, rank: int, lead: int) -> Row:
     _, *ends = Documents(wrong.documents).of(_gap, columns, DIFFERENCE)
     low, high = (finite(float(end)) for end in ends)
     return row | {
-        "difference": difference, "low": low, "high": high, "p": bounded(float(test.pvalue)),
+        "difference": difference,
+        "low": low,
+        "high": high,
+        "p": bounded(float(test.pvalue)),
         "z": math.copysign(math.sqrt(test.statistic), difference),
         "early_are": _early_are(test.pvalue <= LEVEL, low, high),
-    }  # fmt: skip
+    }
 
 
 def _early_are(significant: bool, low: float | None, high: float | None) -> str | None:
@@ -144,9 +150,13 @@ def _share(group: str, right: Tensor, documents: Tensor) -> Row:
     found = mean_interval(right[:, None], documents, SHARE)[0] if n else None
     low, high = (None, None) if found is None else (found.low, found.high)
     values = {
-        "value": hits / n if n else None, "low": low, "high": high, "right": hits,
-        "wrong": n - hits, "rows": n,
-    }  # fmt: skip
+        "value": hits / n if n else None,
+        "low": low,
+        "high": high,
+        "right": hits,
+        "wrong": n - hits,
+        "rows": n,
+    }
     return {f"{group}_{key}": value for key, value in values.items()}
 
 
@@ -200,26 +210,36 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
 
 
 SECTION = Section(
-    "guesses", "Better guesses", _run,
+    "guesses",
+    "Better guesses",
+    _run,
     "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often if "
     "it saturated early than if only the last block put it there?",
-    short="Guesses", help="early runners-up", findings=_findings,
+    short="Guesses",
+    help="early runners-up",
+    findings=_findings,
     claims=(
-        Claim("Where the top token is wrong, a runner-up that saturated early is right more often.",
-              _claim),
+        Claim(
+            "Where the top token is wrong, a runner-up that saturated early is right more often.",
+            _claim,
+        ),
     ),
     tables=(
         Table(
-            "guesses-table", "Right answers among runners-up; a dash: too few of them to test",
+            "guesses-table",
+            "Right answers among runners-up; a dash: too few of them to test",
             lambda result: result.rows("guesses"),
             (
-                Column("lens", "through"), Column("rank", form="{:.0f}"),
-                Column("early_value", "right if early (%)", "{:.1f}", 100, "early_low",
-                       "early_high"),
+                Column("lens", "through"),
+                Column("rank", form="{:.0f}"),
+                Column(
+                    "early_value", "right if early (%)", "{:.1f}", 100, "early_low", "early_high"
+                ),
                 Column("late_value", "right if late (%)", "{:.1f}", 100, "late_low", "late_high"),
                 Column("difference", "difference (points)", "{:+.1f}", 100, "low", "high"),
-                P_VALUE, Column("wrong", "positions", "{:,.0f}"),
+                P_VALUE,
+                Column("wrong", "positions", "{:,.0f}"),
             ),
         ),
     ),
-)  # fmt: skip
+)

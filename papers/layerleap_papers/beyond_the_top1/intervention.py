@@ -112,10 +112,14 @@ def intervene(
         )
     documents = saturation.documents[pairs.recipient]
     about = {
-        "lens": saturation.lens, "pairs": len(pairs.donor), "donors": len(pairs.donor.unique()),
-        "documents": len(documents.unique()), "identical": runner.identical,
-        "moved": runner.moved, **{f"plan_{key}": value for key, value in asdict(plan).items()},
-    }  # fmt: skip
+        "lens": saturation.lens,
+        "pairs": len(pairs.donor),
+        "donors": len(pairs.donor.unique()),
+        "documents": len(documents.unique()),
+        "identical": runner.identical,
+        "moved": runner.moved,
+        **{f"plan_{key}": value for key, value in asdict(plan).items()},
+    }
     return {
         "intervention": list(_shares(runner, evidence)),
         "contrasts": list(_contrasts(runner, evidence, documents)),
@@ -146,10 +150,16 @@ def _shares(runner: Runner, evidence: Evidence) -> Iterator[Row]:
             n, successes = int(here.sum()), int(success[here].sum())
             low, high = wilson(successes, n)
             yield {
-                "kind": kind, "offset": offset, "pairs": n, "successes": successes,
-                "share": successes / n, "low": low, "high": high,
-                "reads": int(runner.reads[here].sum()), "stays": int(runner.stays[here].sum()),
-            }  # fmt: skip
+                "kind": kind,
+                "offset": offset,
+                "pairs": n,
+                "successes": successes,
+                "share": successes / n,
+                "low": low,
+                "high": high,
+                "reads": int(runner.reads[here].sum()),
+                "stays": int(runner.stays[here].sum()),
+            }
 
 
 def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterator[Row]:
@@ -172,13 +182,19 @@ def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterato
         more, less = int((a & ~b).sum()), int((b & ~a).sum())
         layer = trials.layer[control]
         yield {
-            "offset": offset, "pairs": len(which), "donor": a.double().mean().item(),
-            "control": b.double().mean().item(), "difference": estimate.value,
-            "low": estimate.low, "high": estimate.high, "only_donor": more, "only_control": less,
+            "offset": offset,
+            "pairs": len(which),
+            "donor": a.double().mean().item(),
+            "control": b.double().mean().item(),
+            "difference": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+            "only_donor": more,
+            "only_control": less,
             "p": bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
             "donor_margin": evidence.gap[trials.source[donor], layer].mean().item(),
             "control_margin": evidence.gap[trials.source[control], layer].mean().item(),
-        }  # fmt: skip
+        }
 
 
 def tables_of(context: SaturationContext, data: SaturationData, model: str) -> Tables:
@@ -186,9 +202,15 @@ def tables_of(context: SaturationContext, data: SaturationData, model: str) -> T
     s = context.settings
     plan = PairSettings.of(data.transformer.n_layers, reach=s.reach, limit=s.pairs, seed=s.seed)
     tables = intervene(
-        data.transformer, data.lenses["id"], data.batches(), data.saturation["id"],
-        data.evidence["id"], data.states, plan, progress=context.progress,
-    )  # fmt: skip
+        data.transformer,
+        data.lenses["id"],
+        data.batches(),
+        data.saturation["id"],
+        data.evidence["id"],
+        data.states,
+        plan,
+        progress=context.progress,
+    )
     return {name: [{"model": model, **row} for row in rows] for name, rows in tables.items()}
 
 
@@ -257,19 +279,27 @@ def _rows(result: StudyResult) -> Iterator[Row]:
         for about in result.rows(f"{name}intervention_runs"):
             for row in result.rows(f"{name}intervention"):
                 yield {
-                    **row, "x": row["offset"], "y": row["share"], "line": row["kind"],
+                    **row,
+                    "x": row["offset"],
+                    "y": row["share"],
+                    "line": row["kind"],
                     "panel": f"{about['model']}, {about['pairs']} pairs".capitalize(),
-                    "rows": row["pairs"], "documents": about["documents"],
-                }  # fmt: skip
+                    "rows": row["pairs"],
+                    "documents": about["documents"],
+                }
 
 
 FIGURES = (
     Figure(
-        "intervention", "A saturated state in another text",
+        "intervention",
+        "A saturated state in another text",
         "The state of a donor is patched into a recipient that ends with the same token. At offset "
         "-1, shaded, a donor cannot succeed.",
-        _rows, x=Axis("layers after the donor's saturation layer"),
-        y=Axis("pairs that saturate at the patch", "share"), columns=2, size=(5.0, 4.0),
+        _rows,
+        x=Axis("layers after the donor's saturation layer"),
+        y=Axis("pairs that saturate at the patch", "share"),
+        columns=2,
+        size=(5.0, 4.0),
         lines={
             "donor": Line("donor: saturated", "blue", band=0.12),
             "unsaturated": Line("reads the same, not saturated", "orange", "s", "dashed", 0.12),
@@ -277,10 +307,11 @@ FIGURES = (
             "random": Line("random direction", "pink", "v", "dashed", 0.12),
             "no-op": Line("its own state", "black", "D", "dashed", 0.12),
         },
-        marks=lambda _: [Mark("x", -1.25, to=-0.75)], unit="pairs",
+        marks=lambda _: [Mark("x", -1.25, to=-0.75)],
+        unit="pairs",
         sample="95 % intervals (Wilson)",
     ),
-)  # fmt: skip
+)
 TABLES = (
     Table(
         "contrasts-table",
@@ -288,24 +319,34 @@ TABLES = (
         "pairs",
         lambda result: [*result.rows("contrasts"), *result.rows("twin_contrasts")],
         (
-            Column("model"), Column("offset", form="{:.0f}"),
+            Column("model"),
+            Column("offset", form="{:.0f}"),
             Column("donor", "donor (%)", "{:.0f}", 100),
             Column("control", "unsaturated (%)", "{:.0f}", 100),
             Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
-            P_VALUE, Column("donor_margin", "margin of the donor", "{:.2f}"),
-            Column("control_margin", "of the control", "{:.2f}"), Column("pairs", form="{:.0f}"),
+            P_VALUE,
+            Column("donor_margin", "margin of the donor", "{:.2f}"),
+            Column("control_margin", "of the control", "{:.2f}"),
+            Column("pairs", form="{:.0f}"),
         ),
     ),
-)  # fmt: skip
+)
 SECTION = Section(
-    "intervention", "Does a saturated state stay saturated elsewhere?",
+    "intervention",
+    "Does a saturated state stay saturated elsewhere?",
     lambda context: tables_of(context, context.observed, THIS),
     "Success means that the recipient ends with its own top token and saturates at the patch.",
-    short="Intervention", help="states patched into other texts", findings=_findings,
+    short="Intervention",
+    help="states patched into other texts",
+    findings=_findings,
     claims=(
-        Claim("A state patched into another text makes it saturate there, from the donor's "
-              "saturation layer on and not before.", _step),
+        Claim(
+            "A state patched into another text makes it saturate there, from the donor's "
+            "saturation layer on and not before.",
+            _step,
+        ),
         Claim("What makes it stay is that the donor's state is saturated.", _saturated),
     ),
-    figures=FIGURES, tables=TABLES,
-)  # fmt: skip
+    figures=FIGURES,
+    tables=TABLES,
+)

@@ -90,10 +90,17 @@ def _decode(
     for ids in prompts:
         entry = ids.to(model.device)
         model.generate(
-            entry, attention_mask=torch.ones_like(entry), custom_generate=decoding,
-            do_sample=False, temperature=None, top_p=None, top_k=None, min_new_tokens=tokens,
-            max_new_tokens=tokens, pad_token_id=0,
-        )  # fmt: skip
+            entry,
+            attention_mask=torch.ones_like(entry),
+            custom_generate=decoding,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            pad_token_id=0,
+        )
         stats += decoding.stats
     return stats
 
@@ -123,9 +130,15 @@ def _row(
     wrong = sum(one.compared - one.agreed for one in own)
     known = all(one.agreement is not None for one in own)
     return {
-        "map": lens, "rule": name, "speed": math.exp(mean), "low": low, "high": high,
-        "is_faster": is_faster, "texts": n, "tokens": after,
+        "map": lens,
+        "rule": name,
+        "speed": math.exp(mean),
+        "low": low,
+        "high": high,
+        "is_faster": is_faster,
+        "texts": n,
+        "tokens": after,
         "tokens_per_second": after / sum(one.seconds for one in own),
         "layers": sum(sum(one.layers[1:]) for one in own) / after,
         "agreement": 1 - wrong / after if known else None,
-    }  # fmt: skip
+    }

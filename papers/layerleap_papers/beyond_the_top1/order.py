@@ -66,10 +66,14 @@ def described(saturation: Saturation, walk: RandomWalk | None = None) -> Tables:
     parts = [(False, saturation), *([(True, saturation.rows(filtered))] if filtered.any() else [])]
     lens = {"lens": saturation.lens}
     about = {
-        **lens, "k": saturation.k, "rows": len(saturation),
-        "documents": len(saturation.documents.unique()), "filter_limit": limit,
-        "filter_rows": int(filtered.sum()), "filter_share": float(filtered.double().mean()),
-    }  # fmt: skip
+        **lens,
+        "k": saturation.k,
+        "rows": len(saturation),
+        "documents": len(saturation.documents.unique()),
+        "filter_limit": limit,
+        "filter_rows": int(filtered.sum()),
+        "filter_share": float(filtered.double().mean()),
+    }
     return {
         "order": [about],
         "places": [{**lens, "filtered": f, **row} for f, part in parts for row in _places(part)],
@@ -77,7 +81,7 @@ def described(saturation: Saturation, walk: RandomWalk | None = None) -> Tables:
         "steps": [{**lens, "filtered": f, **row} for f, part in parts for row in _steps(part)],
         "ranks": [{**lens, **row} for row in _ranks(saturation)],
         "histogram": [{**lens, **row} for row in _histogram(saturation)],
-    }  # fmt: skip
+    }
 
 
 def tau_tests(
@@ -149,10 +153,12 @@ def _ranks(saturation: Saturation) -> Iterator[Row]:
     for rank, column in enumerate(saturation.layer.T.double(), 1):
         settled = column[column < saturation.n_layers]
         yield {
-            "rank": rank, "mean_layer": float(settled.mean()) if len(settled) else None,
-            "never": (len(column) - len(settled)) / len(column), "rows": len(column),
+            "rank": rank,
+            "mean_layer": float(settled.mean()) if len(settled) else None,
+            "never": (len(column) - len(settled)) / len(column),
+            "rows": len(column),
             "documents": len(saturation.documents.unique()),
-        }  # fmt: skip
+        }
 
 
 def _histogram(saturation: Saturation) -> Iterator[Row]:
@@ -167,10 +173,13 @@ def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int
     """One selection: tau, and against both nulls; with too few rows just how many there are."""
     tau, last = taus(saturation.layer, saturation.n_layers, cell), saturation.n_layers
     row: Row = {
-        "lens": saturation.lens, "ranks": f"{cell.first + 1} to {saturation.k}",
-        "filtered": cell.limit is not None, "limit": cell.limit,
-        **_mean(tau, saturation.documents), "needed": NEEDED,
-    }  # fmt: skip
+        "lens": saturation.lens,
+        "ranks": f"{cell.first + 1} to {saturation.k}",
+        "filtered": cell.limit is not None,
+        "limit": cell.limit,
+        **_mean(tau, saturation.documents),
+        "needed": NEEDED,
+    }
     row |= {"beats_exchangeable": "cannot tell", "beats_walk": "cannot tell"}
     if row["rows"] < NEEDED:
         return row | {"value": None, "low": None, "high": None}
@@ -399,11 +408,14 @@ def _histogram_rows(result: StudyResult) -> Iterator[Row]:
         for about in result.rows("ranks", rank=rank):
             for row in result.rows("histogram", rank=rank, lens=about["lens"]):
                 yield {
-                    "x": row["layer"], "y": row["rows"] / about["rows"],
-                    "panel": f"Rank {rank}, {about['lens']}", "muted": row["layer"] == last,
-                    "note": f"{about['never']:.0%} never", "rows": about["rows"],
+                    "x": row["layer"],
+                    "y": row["rows"] / about["rows"],
+                    "panel": f"Rank {rank}, {about['lens']}",
+                    "muted": row["layer"] == last,
+                    "note": f"{about['never']:.0%} never",
+                    "rows": about["rows"],
                     "documents": about["documents"],
-                }  # fmt: skip
+                }
 
 
 def tau_rows(result: StudyResult) -> list[tuple[str, Row]]:
@@ -428,11 +440,17 @@ def _tau_dots(result: StudyResult) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        "places", "Mean saturation rank",
+        "places",
+        "Mean saturation rank",
         "The place of each rank among all ranks of its position, over the positions in which it "
         "saturates. 'Saturated early' is the paper's filter.",
-        _place_rows, "bars", x=Axis("rank of the token in the final prediction", "category"),
-        y=Axis("mean saturation rank"), unit="positions", columns=2, size=(5.0, 3.7),
+        _place_rows,
+        "bars",
+        x=Axis("rank of the token in the final prediction", "category"),
+        y=Axis("mean saturation rank"),
+        unit="positions",
+        columns=2,
+        size=(5.0, 3.7),
         lines={
             "all positions": Line(colour="blue"),
             "top token saturated early": Line(colour="grey"),
@@ -441,26 +459,40 @@ FIGURES = (
         sample="95 % intervals, over documents",
     ),
     Figure(
-        "histogram", "Where ranks saturate",
+        "histogram",
+        "Where ranks saturate",
         "Share of positions that saturate at each layer. Those at the last layer, in grey and cut "
         "off where they are too many, never do.",
-        _histogram_rows, "bars", x=Axis("saturation layer", "layer"), y=Axis("positions", "share"),
-        unit="positions", columns=2, size=(5.0, 1.5), share_y=False, sample="",
+        _histogram_rows,
+        "bars",
+        x=Axis("saturation layer", "layer"),
+        y=Axis("positions", "share"),
+        unit="positions",
+        columns=2,
+        size=(5.0, 1.5),
+        share_y=False,
+        sample="",
     ),
     Figure(
-        "tau", "Order against two nulls",
+        "tau",
+        "Order against two nulls",
         "Mean over positions of the share of pairs of ranks that are in order, minus the share "
         "that are not. Ties count as not in order, so chance is below 0.",
-        _tau_dots, "dots", x=Axis("strict Kendall tau (1: always in order)"),
-        y=Axis("", "category"), unit="positions", size=(9.2, 4.0),
+        _tau_dots,
+        "dots",
+        x=Axis("strict Kendall tau (1: always in order)"),
+        y=Axis("", "category"),
+        unit="positions",
+        size=(9.2, 4.0),
         lines={
             "exchangeable": Line("exchangeable ranks (95 %)", "pale", style="range"),
             "walk": Line("random walks (mean)", "amber", "D"),
             "model": Line("this model (95 %)", "blue"),
         },
-        marks=lambda _: [Mark("x", 0.0)], sample="95 % intervals, over documents",
+        marks=lambda _: [Mark("x", 0.0)],
+        sample="95 % intervals, over documents",
     ),
-)  # fmt: skip
+)
 
 
 def rank_table(key: str, caption: str, prefix: str = "") -> Table:
@@ -474,12 +506,14 @@ def rank_table(key: str, caption: str, prefix: str = "") -> Table:
             yield {**row, **place, **{f"walk_{key}": value for key, value in walk.items()}}
 
     columns = (
-        Column("lens", "map"), Column("rank", form="{:.0f}"),
-        Column("mean_layer", "mean layer", "{:.1f}"), Column("never", form="{:.0f} %", scale=100),
+        Column("lens", "map"),
+        Column("rank", form="{:.0f}"),
+        Column("mean_layer", "mean layer", "{:.1f}"),
+        Column("never", form="{:.0f} %", scale=100),
         estimate("value", "mean place"),
         Column("walk_value", "in a random walk", "{:.2f}", low="walk_low", high="walk_high"),
         Column("rows", "positions", "{:,.0f}"),
-    )  # fmt: skip
+    )
     return Table(key, caption, rows, columns, terminal=not prefix)
 
 
@@ -492,19 +526,26 @@ TABLES = (
         "over documents is above it",
         lambda result: [{**row, "selection": name} for name, row in tau_rows(result)],
         (
-            Column("selection"), estimate("value", "tau", "{:.3f}"),
-            Column("exchangeable_mean", "exchangeable", "{:.3f}", low="exchangeable_low",
-                   high="exchangeable_high"),
+            Column("selection"),
+            estimate("value", "tau", "{:.3f}"),
+            Column(
+                "exchangeable_mean",
+                "exchangeable",
+                "{:.3f}",
+                low="exchangeable_low",
+                high="exchangeable_high",
+            ),
             Column("exchangeable_p", "p", "{:.3g}"),
             Column("beats_exchangeable", "beaten?", colours=BEATEN),
             Column("walk_value", "same rows", "{:.3f}"),
-            Column("walk_mean", "random walks", "{:.3f}"), Column("walk_p", "p", "{:.3g}"),
+            Column("walk_mean", "random walks", "{:.3f}"),
+            Column("walk_p", "p", "{:.3g}"),
             Column("beats_walk", "beaten?", colours=BEATEN),
             Column("rows", "positions", "{:,.0f}"),
         ),
         dense=True,
     ),
-)  # fmt: skip
+)
 
 
 def tables_of(context: SaturationContext, data: SaturationData, where: str = "") -> Tables:
@@ -513,22 +554,31 @@ def tables_of(context: SaturationContext, data: SaturationData, where: str = "")
     for lens, saturation in data.saturation.items():
         walk = data.walks[lens]
         made = described(saturation, walk)
-        made["tau"] = context.attempt(
-            f"Order of saturation through {lens}{where}",
-            partial(tau_tests, saturation, walk, draws=draws, seed=seed),
-        ) or []  # fmt: skip
+        made["tau"] = (
+            context.attempt(
+                f"Order of saturation through {lens}{where}",
+                partial(tau_tests, saturation, walk, draws=draws, seed=seed),
+            )
+            or []
+        )
         for name, rows in made.items():
             tables.setdefault(name, []).extend(rows)
     return tables
 
 
 SECTION = Section(
-    "order", "Do ranks saturate in order?", lambda context: tables_of(context, context.observed),
+    "order",
+    "Do ranks saturate in order?",
+    lambda context: tables_of(context, context.observed),
     "If the ranks of a prediction are decided one after the other, rank 1 should saturate first, "
     "then rank 2, and so on. Two things make ranks look ordered without that: selecting positions "
     "by their first rank, and gaps between logits that shrink from rank to rank. So order has to "
     "beat two nulls: ranks exchanged before anything is selected, and random walks of logits with "
     "the model's own step sizes.",
-    short="Order", required=True, findings=_findings, claims=CLAIMS, figures=FIGURES,
+    short="Order",
+    required=True,
+    findings=_findings,
+    claims=CLAIMS,
+    figures=FIGURES,
     tables=TABLES,
-)  # fmt: skip
+)

@@ -44,9 +44,12 @@ def _score(context: SaturationContext, lens: str) -> Tables:
         sampling = CellSampling(tasks=None if tasks == s.k else tasks, limit=s.cells, seed=s.seed)
         try:
             scores = score_probe(
-                data.saturation[lens], data.states, sampling, permutations=s.permutations,
+                data.saturation[lens],
+                data.states,
+                sampling,
+                permutations=s.permutations,
                 progress=context.progress,
-            )  # fmt: skip
+            )
         except (BadText, BadSettings) as error:
             if tasks == 2:
                 raise
@@ -63,21 +66,31 @@ def _score(context: SaturationContext, lens: str) -> Tables:
 
 def _tables(lens: str, tasks: int, scores: ProbeScores) -> Tables:
     about = {
-        "lens": lens, "tasks": tasks, "cells": scores.cells, "rows": scores.n_rows,
-        "documents": scores.documents, "ambiguous": scores.ambiguous,
-        "control_at_chance": scores.control_at_chance, "layers": list(scores.layers),
+        "lens": lens,
+        "tasks": tasks,
+        "cells": scores.cells,
+        "rows": scores.n_rows,
+        "documents": scores.documents,
+        "ambiguous": scores.ambiguous,
+        "control_at_chance": scores.control_at_chance,
+        "layers": list(scores.layers),
         **{f"sampling_{key}": value for key, value in scores.settings.items()},
-    }  # fmt: skip
+    }
     return {
         "probe": [{"lens": lens, "tasks": tasks, **row} for row in scores.rows],
         "confusion": [
-            {"lens": lens, "task": task, "predicted": predicted, "cells": cells,
-             "share": cells / max(1, sum(row))}
+            {
+                "lens": lens,
+                "task": task,
+                "predicted": predicted,
+                "cells": cells,
+                "share": cells / max(1, sum(row)),
+            }
             for task, row in enumerate(scores.confusion, 1)
             for predicted, cells in enumerate(row, 1)
         ],
         "probes": [about],
-    }  # fmt: skip
+    }
 
 
 def _readable(accuracy: Row, about: Row) -> Answer:
@@ -113,9 +126,11 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     for about in result.rows("probes"):
         lens = about["lens"]
         row = result.rows("probe", lens=lens)[0]
-        control = "at chance, as it must be" if about["control_at_chance"] else (
-            "NOT AT CHANCE, so do not trust this probe"
-        )  # fmt: skip
+        control = (
+            "at chance, as it must be"
+            if about["control_at_chance"]
+            else ("NOT AT CHANCE, so do not trust this probe")
+        )
         yield Finding(
             f"Labels through {lens}, {about['tasks']} tasks: balanced accuracy "
             f"{row['value']:.3f}{interval(row, '{:.3f}')}; chance {row['chance']:.3f}, permuted "
@@ -147,10 +162,13 @@ def _confusion_rows(result: StudyResult) -> Iterator[Row]:
         names = {t: f"{t}+" if t == tasks < k else str(t) for t in range(1, tasks + 1)}
         for row in result.rows("confusion", lens=about["lens"]):
             yield {
-                "x": names[row["predicted"]], "y": names[row["task"]], "value": row["share"],
-                "panel": f"Labels through {about['lens']}", "rows": about["cells"],
+                "x": names[row["predicted"]],
+                "y": names[row["task"]],
+                "value": row["share"],
+                "panel": f"Labels through {about['lens']}",
+                "rows": about["cells"],
                 "documents": about["documents"],
-            }  # fmt: skip
+            }
 
 
 def _auc_rows(result: StudyResult) -> Iterator[Row]:
@@ -167,28 +185,50 @@ def _auc_rows(result: StudyResult) -> Iterator[Row]:
 SAMPLE = "balanced in each layer; folds by document; 95 % intervals, over documents"
 FIGURES = (
     Figure(
-        "probe", "What the probe predicts", "Each row sums to 100 %; the diagonal is right.",
-        _confusion_rows, "heatmap", x=Axis("task predicted by the probe"), y=Axis("true task"),
-        cell_form="{:.0%}", size=(4.6, 4.1), share_y=False, unit="(position, layer)", sample=SAMPLE,
+        "probe",
+        "What the probe predicts",
+        "Each row sums to 100 %; the diagonal is right.",
+        _confusion_rows,
+        "heatmap",
+        x=Axis("task predicted by the probe"),
+        y=Axis("true task"),
+        cell_form="{:.0%}",
+        size=(4.6, 4.1),
+        share_y=False,
+        unit="(position, layer)",
+        sample=SAMPLE,
     ),
     Figure(
-        "auc", "Each task against the rest",
+        "auc",
+        "Each task against the rest",
         "0.5 is chance. Labels are permuted among positions within each layer. States without "
         "information are random walks with the model's step sizes.",
-        _auc_rows, "dots", x=Axis("task against all others", "category"),
-        y=Axis("ROC-AUC on unseen documents"), dodge=True, size=(5.0, 3.7), columns=2,
-        unit="(position, layer)", sample=SAMPLE, marks=lambda _: [Mark("y", 0.5)],
+        _auc_rows,
+        "dots",
+        x=Axis("task against all others", "category"),
+        y=Axis("ROC-AUC on unseen documents"),
+        dodge=True,
+        size=(5.0, 3.7),
+        columns=2,
+        unit="(position, layer)",
+        sample=SAMPLE,
+        marks=lambda _: [Mark("y", 0.5)],
         lines={
             "control": Line("states without information", "amber", "D"),
             "probe": Line("the probe (95 %)", "blue"),
             "null": Line("permuted labels (95 %)", "pale", style="range"),
         },
     ),
-)  # fmt: skip
+)
 SECTION = Section(
-    "probe", "Can the task be read off a state?", _run,
+    "probe",
+    "Can the task be read off a state?",
+    _run,
     "A layer between the saturation layers of two ranks is said to work on the next rank: that is "
     "its task. A logistic regression predicts the task from one state, without knowing the layer.",
-    short="Tasks", help="tasks read off states", findings=_findings, figures=FIGURES,
+    short="Tasks",
+    help="tasks read off states",
+    findings=_findings,
+    figures=FIGURES,
     claims=(Claim("The rank that is being decided can be told from a single state.", _claim),),
-)  # fmt: skip
+)

@@ -77,10 +77,14 @@ class SaturationData:
         rows = torch.tensor(read_json(path.with_suffix(".json"))["walk_rows"])
         load = Saturation.load
         return cls(
-            transformer, lenses, {name: load(path.with_suffix(f".{name}")) for name in lenses},
+            transformer,
+            lenses,
+            {name: load(path.with_suffix(f".{name}")) for name in lenses},
             {n: RandomWalk(load(path.with_suffix(f".{n}-walk")), rows) for n in lenses},
-            Scores.load(path.with_suffix(".scores")), StateFile(path, NO_LIMIT).open(), batches,
-        )  # fmt: skip
+            Scores.load(path.with_suffix(".scores")),
+            StateFile(path, NO_LIMIT).open(),
+            batches,
+        )
 
 
 class SomeStates:
@@ -137,9 +141,15 @@ def observe(
 
     with closing(writer):
         scores = score(
-            transformer, lenses, batches(), on_states=keep, on_logits=on_logits,
-            progress=progress, total=total, phase=phase,
-        )  # fmt: skip
+            transformer,
+            lenses,
+            batches(),
+            on_states=keep,
+            on_logits=on_logits,
+            progress=progress,
+            total=total,
+            phase=phase,
+        )
     writer.finish()
     saturation = ranks.results()
     return SaturationData(

@@ -15,13 +15,17 @@ from layerleap.study import TextSettings, option
 # How much to fit on and to read. A clip has about twenty positions, all of which are read, and its
 # encoder takes as long as a page of text.
 SIZES: dict[Modality, tuple[int, int]] = {
-    "text": (3000, 800), "images": (3000, 800), "sound": (200, 120),
-}  # fmt: skip
+    "text": (3000, 800),
+    "images": (3000, 800),
+    "sound": (200, 120),
+}
 # For a first look of two minutes. Passes over text take most of the time, so several positions of
 # few texts are used.
 QUICK: dict[Modality, tuple[int, int]] = {
-    "text": (200, 24), "images": (600, 120), "sound": (40, 30),
-}  # fmt: skip
+    "text": (200, 24),
+    "images": (600, 120),
+    "sound": (40, 30),
+}
 FEWEST_DRAWS = 19  # with fewer no p-value reaches 0.05
 
 
@@ -83,11 +87,14 @@ class SaturationSettings(TextSettings):
         """Smaller sizes for a first look; how many texts that is depends on the model."""
         return _Quick(
             **{
-                **vars(self), "permutations": min(self.permutations, 19),
-                "cells": min(self.cells, 600), "pairs": min(self.pairs, 16),
-                "reach": min(self.reach, 1), "prompts": 0,
+                **vars(self),
+                "permutations": min(self.permutations, 19),
+                "cells": min(self.cells, 600),
+                "pairs": min(self.pairs, 16),
+                "reach": min(self.reach, 1),
+                "prompts": 0,
             }
-        )  # fmt: skip
+        )
 
     def resolved(self, model: Transformer) -> Self:
         """Text, sizes and positions that suit the model; a bank given by name is loaded."""
@@ -100,9 +107,11 @@ class SaturationSettings(TextSettings):
         n_fit, n_read = SIZES[kind]
         sized = replace(self, n_fit=self.n_fit or n_fit, n_read=self.n_read or n_read)
         return replace(
-            sized, text=sized.main_text(model), bank=bank,
+            sized,
+            text=sized.main_text(model),
+            bank=bank,
             positions=self.positions or ("all" if kind == "sound" else usual),
-        )  # fmt: skip
+        )
 
 
 class _Quick(SaturationSettings):

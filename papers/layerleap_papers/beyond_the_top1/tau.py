@@ -62,9 +62,12 @@ def exchangeable(
     null = torch.cat(list(_permuted(layers, n_layers, cell, draws, seed)))
     low, high = percentiles(null, skip_nan=True).tolist()
     return {
-        "mean": finite(float(null.nanmean())), "low": finite(low), "high": finite(high),
-        "p": p_value(null, real), "draws": draws,
-    }  # fmt: skip
+        "mean": finite(float(null.nanmean())),
+        "low": finite(low),
+        "high": finite(high),
+        "p": p_value(null, real),
+        "draws": draws,
+    }
 
 
 def _permuted(layers: Tensor, n_layers: int, cell: Cell, draws: int, seed: int) -> Iterator[Tensor]:
@@ -110,12 +113,17 @@ def against_walk(
     null = torch.cat([_difference(total + swap @ change) for swap in swaps])
     low, high = jackknife(difference, _difference(total - sums), by_document.sizes, (-2.0, 2.0))
     return {
-        "rows": int(total[1]), "doubles": int(total[3]), "documents": len(sums),
-        "value": finite(float(total[0] / total[1])), "mean": finite(float(total[2] / total[3])),
+        "rows": int(total[1]),
+        "doubles": int(total[3]),
+        "documents": len(sums),
+        "value": finite(float(total[0] / total[1])),
+        "mean": finite(float(total[2] / total[3])),
         "difference": finite(float(difference)),
-        "difference_low": finite(float(low)), "difference_high": finite(float(high)),
-        "p": p_value(null, difference), "draws": draws,
-    }  # fmt: skip
+        "difference_low": finite(float(low)),
+        "difference_high": finite(float(high)),
+        "p": p_value(null, difference),
+        "draws": draws,
+    }
 
 
 def _columns(tau: Tensor) -> Tensor:

@@ -16,10 +16,13 @@ def _run(context: SaturationContext) -> Tables:
     data, where = context.twin(), " in the untrained twin"
     tables = order.tables_of(context, data, where)
     if "intervention" in context.sections:
-        tables |= context.attempt(
-            f"The intervention{where}",
-            lambda: intervention.tables_of(context, data, intervention.TWIN),
-        ) or {}  # fmt: skip
+        tables |= (
+            context.attempt(
+                f"The intervention{where}",
+                lambda: intervention.tables_of(context, data, intervention.TWIN),
+            )
+            or {}
+        )
     return {f"twin_{name}": rows for name, rows in tables.items()}
 
 
@@ -44,14 +47,19 @@ def _claim(result: StudyResult) -> Verdict:
 
 
 SECTION = Section(
-    "twin", "The same model, untrained", _run,
+    "twin",
+    "The same model, untrained",
+    _run,
     "What shows in a model of the same architecture with random weights does not come from "
     "training. Its order is compared with the nulls in the figure above, and its states are "
     "patched into other texts as the model's are.",
-    short="Untrained", help="the same model with random weights", findings=_findings,
-    after=("intervention",), quick=False,
+    short="Untrained",
+    help="the same model with random weights",
+    findings=_findings,
+    after=("intervention",),
+    quick=False,
     claims=(Claim("In untrained models, only the first three ranks saturate in order.", _claim),),
     tables=(
         order.rank_table("twin-table", "Where each rank saturates in the untrained twin", "twin_"),
     ),
-)  # fmt: skip
+)

@@ -35,34 +35,45 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
     yield Box(
-        "transposed", "The transposed matrix",
+        "transposed",
+        "The transposed matrix",
         "The score of a token is the inner product of the vector with the token's row of E.",
-    )  # fmt: skip
+    )
     yield Box(
-        "inverse", "The pseudo-inverse",
+        "inverse",
+        "The pseudo-inverse",
         "Scores that give back every inner product exactly if all tokens are kept.",
-    )  # fmt: skip
+    )
     if result.rows("carried"):
         yield Box(
-            "mat", "mat, the linear shortcut",
+            "mat",
+            "mat, the linear shortcut",
             "One matrix per layer, fitted by least squares on other documents, predicts the last "
             "state from an earlier one.",
-        )  # fmt: skip
+        )
 
 
 STUDY = Study(
-    name="embedding", title="{model} in embedding space, read on {text}",
+    name="embedding",
+    title="{model} in embedding space, read on {text}",
     help="Do parameters that are read in the vocabulary mean anything?\n\n"
     "Do the key and the value of a neuron name the same tokens, more than shuffled pairs? Do "
     "paired columns of a head? Are a state's top tokens those of the parameters most active "
     "there? How few tokens can stand for a vector, and with which inverse of the output matrix? "
     "Every number has a control.",
-    method=4, settings=EmbeddingSettings, context=EmbeddingContext,
+    method=4,
+    settings=EmbeddingSettings,
+    context=EmbeddingContext,
     sections=(
-        neurons.SECTION, columns.SECTION, active.SECTION, kept.SECTION, carried.SECTION,
+        neurons.SECTION,
+        columns.SECTION,
+        active.SECTION,
+        kept.SECTION,
+        carried.SECTION,
         twin.SECTION,
     ),
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",
-    about=_about, boxes=_boxes,
-)  # fmt: skip
+    about=_about,
+    boxes=_boxes,
+)

@@ -97,10 +97,11 @@ def _claim(result: StudyResult, *ways: str) -> Verdict:
         for way, own in given.items()
     )
     return Verdict(
-        at_every(answer for own in given.values() for answer in own), seen,
+        at_every(answer for own in given.values() for answer in own),
+        seen,
         "yes if the interval of the lead over parameters chosen by other documents is above 0 at "
         "every layer, partly if at most of them",
-    )  # fmt: skip
+    )
 
 
 def _last(result: StudyResult) -> Verdict:
@@ -120,26 +121,40 @@ def _last(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("A state's top tokens are found among those of its most active FFN values, more often "
-          "than by chance, in every layer.", lambda result: _claim(result, BY_SIZE)),
-    Claim("They are found among those of its most active keys, more often than by chance, in every "
-          "layer.", lambda result: _claim(result, *KEY_WAYS)),
-    Claim("They are found among those of its most active W_V columns and W_O rows, more often than "
-          "by chance, in every layer.",
-          lambda result: _claim(result, "W_V columns", "W_O rows")),
-    Claim("The most active FFN values of late layers name tokens of the last state, more often "
-          "than by chance.", _last),
-)  # fmt: skip
+    Claim(
+        "A state's top tokens are found among those of its most active FFN values, more often "
+        "than by chance, in every layer.",
+        lambda result: _claim(result, BY_SIZE),
+    ),
+    Claim(
+        "They are found among those of its most active keys, more often than by chance, in every "
+        "layer.",
+        lambda result: _claim(result, *KEY_WAYS),
+    ),
+    Claim(
+        "They are found among those of its most active W_V columns and W_O rows, more often than "
+        "by chance, in every layer.",
+        lambda result: _claim(result, "W_V columns", "W_O rows"),
+    ),
+    Claim(
+        "The most active FFN values of late layers name tokens of the last state, more often "
+        "than by chance.",
+        _last,
+    ),
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
     k, n = result.settings["state_k"], result.settings["active"]
     for way in ways_of(result):
         own, other, last = (
-            next(row for row in result.rows("active", way=way, state=state, measure=measure)
-                 if row["layer"] is None)
+            next(
+                row
+                for row in result.rows("active", way=way, state=state, measure=measure)
+                if row["layer"] is None
+            )
             for state, measure in (("raw", OWN), ("raw", OTHERS), ("last", LEAD))
-        )  # fmt: skip
+        )
         leads = by_layer(result, way=way, state="raw", measure=LEAD)
         best = max(leads, key=lambda row: row["value"])
         yield Finding(
@@ -147,8 +162,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{way}, and {_percent(other)} among those that are active in other documents (mean "
             f"over layers). The lead is largest at layer {best['layer']}: {in_points(best)}. For "
             f"the last layer's state, the mean lead is {in_points(last)}.",
-            under="active", headline=way == BY_SIZE,
-        )  # fmt: skip
+            under="active",
+            headline=way == BY_SIZE,
+        )
 
 
 def _percent(row: Row) -> str:
@@ -171,8 +187,13 @@ def _points(result: StudyResult) -> Iterator[Row]:
         for state, measure in (("raw", OWN), ("raw", OTHERS), ("last", OWN), ("last", OTHERS)):
             for row in by_layer(result, way=way, state=state, measure=measure):
                 ends = {key: row[key] for key in ("low", "high", "rows", "documents")}
-                yield {"x": row["layer"], "y": row["value"], "line": f"{state} {measure}",
-                       "panel": way[0].upper() + way[1:], **ends}  # fmt: skip
+                yield {
+                    "x": row["layer"],
+                    "y": row["value"],
+                    "line": f"{state} {measure}",
+                    "panel": way[0].upper() + way[1:],
+                    **ends,
+                }
 
 
 def _lead_rows(result: StudyResult) -> Iterator[Row]:
@@ -182,18 +203,27 @@ def _lead_rows(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "active", "Do states say what active parameters say?", _run,
+    "active",
+    "Do states say what active parameters say?",
+    _run,
     "At every position, the parameter vectors of a layer that are most active there are read in "
     "the vocabulary, each with the sign of its activity. How many of the state's top tokens are "
     "among theirs? The control takes the vectors that were most active at a position of another "
     "document. Keys are those of the neurons whose values are most active.",
-    short="Active", help="states and active parameters", findings=_findings, claims=CLAIMS,
+    short="Active",
+    help="states and active parameters",
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "active", "Top tokens found among those of active parameters",
+            "active",
+            "Top tokens found among those of active parameters",
             "Share of a state's top tokens. Solid: vectors active at the position itself; dashed: "
             "at a position of another document.",
-            _points, y=Axis("share of tokens", "share", low=0), size=(3.6, 3.4), share_y=False,
+            _points,
+            y=Axis("share of tokens", "share", low=0),
+            size=(3.6, 3.4),
+            share_y=False,
             lines={
                 f"raw {OWN}": Line("state of the layer", "blue"),
                 f"raw {OTHERS}": Line("this layer, vectors of others", "sky", "", "dashed"),
@@ -204,9 +234,13 @@ SECTION = Section(
     ),
     tables=(
         Table(
-            "active-table", "Lead over parameters chosen by other documents (points), by layer",
-            _lead_rows, (Column("layer"),), across="column",
-            cells=(estimate("value", "", "{:+.1f}", 100),), dense=True,
+            "active-table",
+            "Lead over parameters chosen by other documents (points), by layer",
+            _lead_rows,
+            (Column("layer"),),
+            across="column",
+            cells=(estimate("value", "", "{:+.1f}", 100),),
+            dense=True,
         ),
     ),
-)  # fmt: skip
+)

@@ -78,7 +78,7 @@ def _inner_products(context: EmbeddingContext) -> Tables:
         for row in mat.interval_rows(
             mat.value[n] - raw.value[n], mat.left_out[:, n] - raw.left_out[:, n], inverse
         )
-    ]  # fmt: skip
+    ]
     return {
         "carried_kept": [{"of": name, **row} for name, each in both for row in each.rows()],
         "carried_kept_gain": gains,
@@ -136,8 +136,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"Top tokens of carried states are found among those of the most active {way} with a "
             f"lead of {mat} over other documents, those of states as they are with {raw}: a gain "
             f"of {in_points(gain)} (mean over layers below the last).",
-            under="carried", headline=way == BY_SIZE,
-        )  # fmt: skip
+            under="carried",
+            headline=way == BY_SIZE,
+        )
     for row in result.rows("carried_crossings"):
         few = result.rows("carried_kept", of=CARRIED, inverse="lead")[0]
         yield Finding(
@@ -151,8 +152,13 @@ def _points(result: StudyResult) -> Iterator[Row]:
         for state, name in lens.items():
             for row in _rows(result, way=way, state=state, measure=LEAD):
                 ends = {key: row[key] for key in ("low", "high", "rows", "documents")}
-                yield {"x": row["layer"], "y": row["value"], "line": name,
-                       "panel": way[0].upper() + way[1:], **ends}  # fmt: skip
+                yield {
+                    "x": row["layer"],
+                    "y": row["value"],
+                    "line": name,
+                    "panel": way[0].upper() + way[1:],
+                    **ends,
+                }
 
 
 def _kept_points(result: StudyResult) -> Iterator[Row]:
@@ -167,41 +173,67 @@ def _gain_rows(result: StudyResult) -> Iterator[Row]:
             yield {**row, "column": way}
 
 
-LINES = {"mat": Line("carried (mat)", LENSES["mat"].colour),
-         "id": Line("as it is", LENSES["id"].colour, "s", "dashed")}  # fmt: skip
+LINES = {
+    "mat": Line("carried (mat)", LENSES["mat"].colour),
+    "id": Line("as it is", LENSES["id"].colour, "s", "dashed"),
+}
 SECTION = Section(
-    "carried", "Do carried states say more of it?", _run,
+    "carried",
+    "Do carried states say more of it?",
+    _run,
     "A linear shortcut carries a state to the last layer. Are the top tokens of carried states "
     "found among those of active parameters more often than the top tokens of the states as they "
     "are? Both are compared with parameters that other documents made active, because carried "
     "states may name frequent tokens. Then inner products with k tokens kept, for the same states.",
-    short="Carried", help="states carried by shortcuts", findings=_findings,
+    short="Carried",
+    help="states carried by shortcuts",
+    findings=_findings,
     claims=(
-        Claim("Tokens of carried states match the most active FFN values better than those of "
-              "states as they are, beyond chance, in every layer.", _better),
-        Claim("Few tokens keep more of the inner products of carried states than of states as they "
-              "are.", _keeps),
+        Claim(
+            "Tokens of carried states match the most active FFN values better than those of "
+            "states as they are, beyond chance, in every layer.",
+            _better,
+        ),
+        Claim(
+            "Few tokens keep more of the inner products of carried states than of states as they "
+            "are.",
+            _keeps,
+        ),
     ),
     figures=(
         Figure(
-            "carried", "Carried states and active parameters",
+            "carried",
+            "Carried states and active parameters",
             "Share of a state's top tokens found among those of active parameters, minus the share "
             "found among those of other documents.",
-            _points, y=Axis("lead (share of tokens)", "share", low=None, high=None),
-            size=(3.6, 3.4), share_y=False, lines=LINES,
+            _points,
+            y=Axis("lead (share of tokens)", "share", low=None, high=None),
+            size=(3.6, 3.4),
+            share_y=False,
+            lines=LINES,
         ),
         Figure(
-            "carried-kept", "Inner products of carried states with k tokens kept",
+            "carried-kept",
+            "Inner products of carried states with k tokens kept",
             "Cosine of the inner products of all pairs of states with those of their readings.",
-            _kept_points, x=Axis("tokens kept", "log"), y=Axis("cosine"), lines=LINES,
-            unit="states", size=(4.6, 3.6), sample="bands: 95 %, over states",
+            _kept_points,
+            x=Axis("tokens kept", "log"),
+            y=Axis("cosine"),
+            lines=LINES,
+            unit="states",
+            size=(4.6, 3.6),
+            sample="bands: 95 %, over states",
         ),
     ),
     tables=(
         Table(
-            "carried-table", "Gain of carried states over states as they are (points), by layer",
-            _gain_rows, (Column("layer"),), across="column",
-            cells=(estimate("value", "", "{:+.1f}", 100),), dense=True,
+            "carried-table",
+            "Gain of carried states over states as they are (points), by layer",
+            _gain_rows,
+            (Column("layer"),),
+            across="column",
+            cells=(estimate("value", "", "{:+.1f}", 100),),
+            dense=True,
         ),
     ),
-)  # fmt: skip
+)

@@ -70,14 +70,19 @@ def partners_of(
     layer = torch.stack([derangement(n_kv_heads * width, generator) for _ in range(group)])
     within = torch.stack([derangement(width, generator) for _ in range(n_heads)])
     return {
-        OWN: own, LAYER: layer[head % group, own], HEAD: serving * width + within[head, column],
-    }  # fmt: skip
+        OWN: own,
+        LAYER: layer[head % group, own],
+        HEAD: serving * width + within[head, column],
+    }
 
 
 def tables_of(
-    context: EmbeddingContext, model: Transformer, matrix: Tensor, limit: int | None,
+    context: EmbeddingContext,
+    model: Transformer,
+    matrix: Tensor,
+    limit: int | None,
     readings: tuple[str, ...],
-) -> Tables:  # fmt: skip
+) -> Tables:
     """Overlaps of columns in every block of a model whose heads are verified."""
     depth = Depth()
     blocks = _blocks(context, model)
@@ -146,18 +151,25 @@ def _claim(name: str, result: StudyResult) -> Verdict:
         for control, own in given.items()
     )
     return Verdict(
-        at_every(answer for own in given.values() for answer in own), counts,
+        at_every(answer for own in given.values() for answer in own),
+        counts,
         "yes if the intervals of the leads over both controls are above 0 at every layer, partly "
         "if most of them are",
-    )  # fmt: skip
+    )
 
 
 CLAIMS = (
-    Claim("Columns of W_Q and W_K of the same index share more top tokens than other columns, in "
-          "every layer.", lambda result: _claim("W_Q and W_K", result)),
-    Claim("Columns of W_V and rows of W_O of the same index share more top tokens than others, in "
-          "every layer.", lambda result: _claim("W_V and W_O", result)),
-)  # fmt: skip
+    Claim(
+        "Columns of W_Q and W_K of the same index share more top tokens than other columns, in "
+        "every layer.",
+        lambda result: _claim("W_Q and W_K", result),
+    ),
+    Claim(
+        "Columns of W_V and rows of W_O of the same index share more top tokens than others, in "
+        "every layer.",
+        lambda result: _claim("W_V and W_O", result),
+    ),
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
@@ -172,8 +184,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(
             f"The top {k} tokens of {name} at the same index have a Jaccard index of "
             f"{interval(own, '{:.4f}')} on average over layers, {controls}.",
-            under="columns", headline=True,
-        )  # fmt: skip
+            under="columns",
+            headline=True,
+        )
         for reading, words in (("signed", "by highest tokens"), ("folded", "with norms folded in")):
             lead = mean_of(
                 result, "columns_depth", pair=name, measure=lead_over(LAYER), reading=reading
@@ -201,18 +214,28 @@ def _lead_rows(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "columns", "Do paired columns of a head name the same tokens?", _run,
+    "columns",
+    "Do paired columns of a head name the same tokens?",
+    _run,
     "Column i of a head's W_Q meets column i of W_K in a score, and column i of W_V meets row i of "
     "W_O in an output. With rotary positions that holds for W_Q and W_K at the same position "
     "(offset 0). Where heads share W_K and W_V, each query head is paired with the one that serves "
     "it. One control permutes the columns of the whole layer, the other those within a head.",
-    short="Heads", help="columns of W_Q and W_K, W_V and W_O", findings=_findings, claims=CLAIMS,
+    short="Heads",
+    help="columns of W_Q and W_K, W_V and W_O",
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "columns", "Overlap of columns",
+            "columns",
+            "Overlap of columns",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
-            _points, y=Axis("Jaccard index", low=0), size=(4.6, 3.6), unit="columns",
-            sample="bands: 95 %, over columns of W_K or W_V in a layer", share_y=False,
+            _points,
+            y=Axis("Jaccard index", low=0),
+            size=(4.6, 3.6),
+            unit="columns",
+            sample="bands: 95 %, over columns of W_K or W_V in a layer",
+            share_y=False,
             lines={
                 OWN: Line("same index", "blue"),
                 LAYER: Line(LAYER, "grey", marker="s", style="dashed"),
@@ -222,9 +245,13 @@ SECTION = Section(
     ),
     tables=(
         Table(
-            "columns-table", "Lead of the same index over both controls, times 1,000, by layer",
-            _lead_rows, (Column("layer"),), across="column",
-            cells=(estimate("value", "", "{:.1f}", 1000),), dense=True,
+            "columns-table",
+            "Lead of the same index over both controls, times 1,000, by layer",
+            _lead_rows,
+            (Column("layer"),),
+            across="column",
+            cells=(estimate("value", "", "{:.1f}", 1000),),
+            dense=True,
         ),
     ),
-)  # fmt: skip
+)

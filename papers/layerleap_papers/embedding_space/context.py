@@ -69,9 +69,13 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
         feed_forwards(self.model)  # one pass for all blocks, and two for heads
         all_heads(self.model)
         observed = observe(
-            self.model, self.batches(census=census), bank, self.settings,
-            generator=self.generator(0), progress=self.progress,
-        )  # fmt: skip
+            self.model,
+            self.batches(census=census),
+            bank,
+            self.settings,
+            generator=self.generator(0),
+            progress=self.progress,
+        )
         self.read("read", self.text, census.to_dict(), started)
         return observed
 
@@ -85,6 +89,10 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
                 "documents are the control, so give more text"
             )
         return match(
-            self.model, self.matrix, observed, self.settings.state_k,
-            generator=self.generator(1), progress=self.progress,
-        )  # fmt: skip
+            self.model,
+            self.matrix,
+            observed,
+            self.settings.state_k,
+            generator=self.generator(1),
+            progress=self.progress,
+        )

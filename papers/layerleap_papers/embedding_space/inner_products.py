@@ -60,9 +60,12 @@ class Kept:
         # Curves cross at some number of tokens, and are drawn over its logarithm.
         low, high = (end.exp() for end in jackknife(value.log(), left_out.log(), self.sizes))
         return {
-            "value": finite(float(value)), "low": finite(float(low)), "high": finite(float(high)),
-            "rows": self.n_rows, "crosses": float((~left_out.isnan()).double().mean()),
-        }  # fmt: skip
+            "value": finite(float(value)),
+            "low": finite(float(low)),
+            "high": finite(float(high)),
+            "rows": self.n_rows,
+            "crosses": float((~left_out.isnan()).double().mean()),
+        }
 
     def interval_rows(self, value: Tensor, left_out: Tensor, inverse: str) -> Iterator[Row]:
         """Rows with intervals: values (k,), and those without each group: (group, k)."""

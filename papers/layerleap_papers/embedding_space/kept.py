@@ -48,8 +48,10 @@ def _run(context: EmbeddingContext) -> Tables:
     sets: dict[str, Grouped] = {
         GAUSSIAN: (torch.randn(n, model.d_model, generator=generator), None)
     }
-    for name, make in ((VALUES, lambda: (_values(model, n, generator), None)),
-                       (STATES, lambda: states_of(context))):  # fmt: skip
+    for name, make in (
+        (VALUES, lambda: (_values(model, n, generator), None)),
+        (STATES, lambda: states_of(context)),
+    ):
         try:
             sets[name] = make()
         except LayerleapError as error:
@@ -182,8 +184,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{interval(first, '{:.2f}')} with the transposed matrix and "
             f"{interval(second, '{:.2f}')} with the pseudo-inverse; the curves "
             f"{crossing_words(row, _fewest(result, name))}.",
-            under="kept", headline=name == STATES,
-        )  # fmt: skip
+            under="kept",
+            headline=name == STATES,
+        )
 
 
 def points(result: StudyResult, table: str, *lines: str) -> Iterator[Row]:
@@ -191,41 +194,59 @@ def points(result: StudyResult, table: str, *lines: str) -> Iterator[Row]:
     for row in result.rows(table):
         if row["inverse"] in lines:
             ends = {key: row[key] for key in ("low", "high", "rows")}
-            yield {"x": row["k"], "y": row["value"], "line": row["inverse"], "panel": row["of"],
-                   **ends}  # fmt: skip
+            yield {
+                "x": row["k"],
+                "y": row["value"],
+                "line": row["inverse"],
+                "panel": row["of"],
+                **ends,
+            }
 
 
 SECTION = Section(
-    "kept", "How few tokens can stand for a vector?", _run,
+    "kept",
+    "How few tokens can stand for a vector?",
+    _run,
     "Two vectors are read in the vocabulary and all but k entries of each reading are set to 0. "
     "How close are inner products of what is left to those of the vectors? With the pseudo-inverse "
     "they are exact if all tokens are kept, but people look at few. Vectors are scaled to the same "
     "length; states are of random layers and taken after the final norm.",
-    short="Tokens kept", help="transposed matrix or pseudo-inverse", findings=_findings,
+    short="Tokens kept",
+    help="transposed matrix or pseudo-inverse",
+    findings=_findings,
     claims=(
-        Claim("The transposed output matrix is better for few tokens, the pseudo-inverse for many.",
-              _claim),
+        Claim(
+            "The transposed output matrix is better for few tokens, the pseudo-inverse for many.",
+            _claim,
+        ),
     ),
     figures=(
         Figure(
-            "kept", "Inner products with k tokens kept",
+            "kept",
+            "Inner products with k tokens kept",
             "Cosine of the inner products of all pairs of vectors with those of their readings; 1 "
             "is perfect.",
-            lambda result: points(result, "kept", *INVERSES), x=Axis("tokens kept", "log"),
-            y=Axis("cosine"), lines=LINES, unit="vectors", size=(3.6, 3.6),
+            lambda result: points(result, "kept", *INVERSES),
+            x=Axis("tokens kept", "log"),
+            y=Axis("cosine"),
+            lines=LINES,
+            unit="vectors",
+            size=(3.6, 3.6),
             sample="bands: 95 %, over vectors; of states, over documents",
         ),
     ),
     tables=(
         Table(
-            "crossings-table", "Tokens kept at which the pseudo-inverse becomes better",
+            "crossings-table",
+            "Tokens kept at which the pseudo-inverse becomes better",
             lambda result: result.rows("crossings"),
             (
-                Column("of", "vectors"), estimate("value", "tokens", "{:,.0f}"),
+                Column("of", "vectors"),
+                estimate("value", "tokens", "{:,.0f}"),
                 Column("crosses", "sets without one group that cross (%)", "{:.0f}", 100),
                 Column("rows", form="{:,.0f}"),
             ),
             terminal=True,
         ),
     ),
-)  # fmt: skip
+)

@@ -55,9 +55,12 @@ NAMES = {"ffn.key": "keys", "ffn.gate": "gates", "ffn.up": "ups"}
 
 
 def tables_of(
-    context: EmbeddingContext, model: Transformer, matrix: Tensor, limit: int | None,
+    context: EmbeddingContext,
+    model: Transformer,
+    matrix: Tensor,
+    limit: int | None,
     readings: tuple[str, ...],
-) -> Tables:  # fmt: skip
+) -> Tables:
     """Overlaps of keys and values in every block of a model that has both."""
     depth = Depth()
     blocks = key_blocks(context, model)
@@ -168,12 +171,19 @@ def is_gated(result: StudyResult) -> bool:
 
 
 CLAIMS = (
-    Claim("The key and the value of a neuron share more top tokens than shuffled pairs do, in "
-          "every layer.", _above_shuffled),
+    Claim(
+        "The key and the value of a neuron share more top tokens than shuffled pairs do, in "
+        "every layer.",
+        _above_shuffled,
+    ),
     Claim("The overlap of keys and values grows with depth.", _grows),
-    Claim("In a gated FFN, one kind of key pairs better with the values than the other, in every "
-          "layer.", _one_is_better, is_gated),
-)  # fmt: skip
+    Claim(
+        "In a gated FFN, one kind of key pairs better with the values than the other, in every "
+        "layer.",
+        _one_is_better,
+        is_gated,
+    ),
+)
 
 
 # --- findings, figures and tables --------------------------------------------------------------
@@ -193,8 +203,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"index of {interval(own, '{:.4f}')} on average over layers, shuffled pairs "
             f"{interval(shuffled, '{:.4f}')}. The lead is clearly above 0 at "
             f"{given.count('yes')} of {len(given)} layers.",
-            under="neurons", headline=True,
-        )  # fmt: skip
+            under="neurons",
+            headline=True,
+        )
     for reading, words in (
         ("signed", "With the highest tokens instead of those of largest magnitude"),
         ("folded", "With norms folded in"),
@@ -248,16 +259,26 @@ def _lead_rows(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "neurons", "Do key and value of a neuron name the same tokens?", _run,
+    "neurons",
+    "Do key and value of a neuron name the same tokens?",
+    _run,
     "A neuron reads the stream with its key and writes its value. Both are read in the vocabulary "
     "with the transposed output matrix, and their tokens of largest magnitude are compared. The "
     "control pairs every key with the value of another neuron of the same layer.",
-    short="Neurons", help="keys and values", findings=_findings, claims=CLAIMS,
+    short="Neurons",
+    help="keys and values",
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "neurons", "Overlap of keys and values",
+            "neurons",
+            "Overlap of keys and values",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
-            _points, y=Axis("Jaccard index", low=0), lines=LINES, size=(4.6, 3.6), unit="neurons",
+            _points,
+            y=Axis("Jaccard index", low=0),
+            lines=LINES,
+            size=(4.6, 3.6),
+            unit="neurons",
             sample=SAMPLE,
         ),
     ),
@@ -266,8 +287,11 @@ SECTION = Section(
             "neurons-table",
             "Lead of own pairs over shuffled ones, times 1,000, by layer; plain: tokens of largest "
             "magnitude; signed: highest tokens; folded: norms folded in",
-            _lead_rows, (Column("layer"),), across="column",
-            cells=(estimate("value", "", "{:.1f}", 1000),), dense=True,
+            _lead_rows,
+            (Column("layer"),),
+            across="column",
+            cells=(estimate("value", "", "{:.1f}", 1000),),
+            dense=True,
         ),
     ),
-)  # fmt: skip
+)

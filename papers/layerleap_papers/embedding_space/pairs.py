@@ -18,8 +18,10 @@ from layerleap_papers.embedding_space.tokens import Order, jaccard, top_ids
 
 # Which tokens of a vector count, and whether norms are folded in.
 READINGS: dict[str, tuple[Order, bool]] = {
-    "plain": ("magnitude", False), "signed": ("high", False), "folded": ("magnitude", True),
-}  # fmt: skip
+    "plain": ("magnitude", False),
+    "signed": ("high", False),
+    "folded": ("magnitude", True),
+}
 OWN = "own"
 
 
@@ -35,9 +37,13 @@ class Pairs:
 
 
 def overlaps(
-    model: Transformer, matrix: Tensor, block: int, pairs: Sequence[Pairs],
-    readings: Iterable[str], k: int,
-) -> Iterator[tuple[str, dict[str, dict[str, Tensor]]]]:  # fmt: skip
+    model: Transformer,
+    matrix: Tensor,
+    block: int,
+    pairs: Sequence[Pairs],
+    readings: Iterable[str],
+    k: int,
+) -> Iterator[tuple[str, dict[str, dict[str, Tensor]]]]:
     """For each reading, the Jaccard indices of each pair by name and partner: (row,)."""
     needed: dict[str, Tensor] = {}
     for pair in pairs:
@@ -52,16 +58,19 @@ def overlaps(
             for kind, rows in needed.items()
         }
         for reading, order in zip(chosen, orders, strict=True):
-            yield reading, {
-                pair.name: {
-                    name: jaccard(
-                        ids[pair.left][order][torch.searchsorted(needed[pair.left], pair.rows)],
-                        ids[pair.right][order][torch.searchsorted(needed[pair.right], partner)],
-                    )
-                    for name, partner in pair.partners.items()
-                }
-                for pair in pairs
-            }  # fmt: skip
+            yield (
+                reading,
+                {
+                    pair.name: {
+                        name: jaccard(
+                            ids[pair.left][order][torch.searchsorted(needed[pair.left], pair.rows)],
+                            ids[pair.right][order][torch.searchsorted(needed[pair.right], partner)],
+                        )
+                        for name, partner in pair.partners.items()
+                    }
+                    for pair in pairs
+                },
+            )
 
 
 def with_leads(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,10 +140,14 @@ class Depth:
             together = float(parts.sum().square() / (parts.square() / degrees).sum())
             low, high = ends(value, parts.sum(), together if together > 0 else 1.0, ANY, 1.0)
             yield {
-                **about, "over": name, "value": float(value), "low": finite(float(low)),
+                **about,
+                "over": name,
+                "value": float(value),
+                "low": finite(float(low)),
                 "high": finite(float(high)),
-                "layers": len(x), "rows": sum(row["rows"] for row in rows),
-            }  # fmt: skip
+                "layers": len(x),
+                "rows": sum(row["rows"] for row in rows),
+            }
 
 
 def _without_documents(row: Row) -> Row:

@@ -30,9 +30,14 @@ from layerleap_papers.embedding_space.settings import EmbeddingSettings
 # Ways to choose active vectors, and the kind of vector that each chooses.
 BY_SIZE, BY_COEFFICIENT = "values", "values by coefficient alone"
 WAYS = {
-    BY_SIZE: "ffn.value", BY_COEFFICIENT: "ffn.value", "keys": "ffn.key", "gates": "ffn.gate",
-    "ups": "ffn.up", "W_V columns": "attn.v", "W_O rows": "attn.o",
-}  # fmt: skip
+    BY_SIZE: "ffn.value",
+    BY_COEFFICIENT: "ffn.value",
+    "keys": "ffn.key",
+    "gates": "ffn.gate",
+    "ups": "ffn.up",
+    "W_V columns": "attn.v",
+    "W_O rows": "attn.o",
+}
 KEY_WAYS = {"keys": "ffn.key", "gates": "ffn.gate", "ups": "ffn.up"}
 
 
@@ -156,13 +161,15 @@ class _Block:
         self.sites += [(number, f"{part}.in") for part, known in self.has_input.items() if known]
         self.lengths = {
             kind: vectors(model, number, kind).float().norm(dim=1)
-            for kind in ("ffn.value", "attn.o") if kind in self.kinds
-        }  # fmt: skip
+            for kind in ("ffn.value", "attn.o")
+            if kind in self.kinds
+        }
 
     def active(self, captured: Capture) -> Iterator[tuple[str, Active]]:
         """The most active vectors, by way."""
-        seen = {name: value for (block, name), value in captured.sites.items()
-                if block == self.number}  # fmt: skip
+        seen = {
+            name: value for (block, name), value in captured.sites.items() if block == self.number
+        }
         if "ffn.value" in self.kinds:
             given = seen[self.coefficients].float()
             by_size = self._top(given, given.abs() * self.lengths["ffn.value"])

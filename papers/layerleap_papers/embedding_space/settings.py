@@ -58,10 +58,14 @@ class EmbeddingSettings(FitSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 150), n_read=min(self.n_read, 14),
-            vectors=min(self.vectors or 128, 128), fold=False,
-            kept_rows=min(self.kept_rows, 200), twin_vectors=min(self.twin_vectors, 64),
-        )  # fmt: skip
+            self,
+            n_fit=min(self.n_fit, 150),
+            n_read=min(self.n_read, 14),
+            vectors=min(self.vectors or 128, 128),
+            fold=False,
+            kept_rows=min(self.kept_rows, 200),
+            twin_vectors=min(self.twin_vectors, 64),
+        )
 
     def resolved(self, model: Transformer) -> Self:
         """Text and positions that suit the model, and top tokens that its vocabulary allows."""
@@ -83,9 +87,11 @@ class EmbeddingSettings(FitSettings):
             )
         every = DENSEST_MASKS if model.kind == "masked-token" else 4
         return replace(
-            sized, text=sized.main_text(model), bank=bank,
+            sized,
+            text=sized.main_text(model),
+            bank=bank,
             positions=self.positions or f"every:{every}",
             # Of a small vocabulary, so many tokens would be shared by any two vectors.
             k=min(self.k, max(1, model.d_vocab // 4)),
             state_k=min(self.state_k, max(1, model.d_vocab // 8)),
-        )  # fmt: skip
+        )

@@ -12,8 +12,10 @@ from torch import Tensor
 
 Order = Literal["magnitude", "high", "low"]
 ORDERS: dict[Order, Callable[[Tensor], Tensor]] = {
-    "magnitude": Tensor.abs, "high": lambda scores: scores, "low": Tensor.neg,
-}  # fmt: skip
+    "magnitude": Tensor.abs,
+    "high": lambda scores: scores,
+    "low": Tensor.neg,
+}
 ENTRIES = 2**24  # scores held at a time: 64 MB in float32
 
 

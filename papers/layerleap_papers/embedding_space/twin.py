@@ -102,21 +102,34 @@ def _rows(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "twin", "The same model, untrained", _run,
+    "twin",
+    "The same model, untrained",
+    _run,
     "In a model of the same architecture with random weights, vectors that belong together share "
     "no more tokens than others do. If they did, the overlaps above would come from the method and "
     "not from training.",
-    short="Untrained", help="the same model with random weights", findings=_findings,
-    after=("neurons", "columns"), quick=False,
-    claims=(Claim("In an untrained model, vectors that belong together overlap no more than "
-                  "others.", _claim),),
+    short="Untrained",
+    help="the same model with random weights",
+    findings=_findings,
+    after=("neurons", "columns"),
+    quick=False,
+    claims=(
+        Claim(
+            "In an untrained model, vectors that belong together overlap no more than others.",
+            _claim,
+        ),
+    ),
     tables=(
         Table(
-            "twin-table", "Mean lead over the control, times 1,000", _rows,
+            "twin-table",
+            "Mean lead over the control, times 1,000",
+            _rows,
             (
-                Column("name", "pairs"), Column("model"), estimate("value", "lead", "{:.2f}", 1000),
+                Column("name", "pairs"),
+                Column("model"),
+                estimate("value", "lead", "{:.2f}", 1000),
                 Column("rows", "vectors", "{:,.0f}"),
             ),
         ),
     ),
-)  # fmt: skip
+)

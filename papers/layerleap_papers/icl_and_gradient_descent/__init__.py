@@ -61,31 +61,42 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
     yield Box(
-        "id", "Layer-causal gradient descent",
+        "id",
+        "Layer-causal gradient descent",
         "Every block has its own loss: its output is read as if it were the last layer's. Nothing "
         "flows back from later blocks, as nothing does in context.",
-    )  # fmt: skip
+    )
     if len(result.settings["lenses"]) > 1:
         yield Box(
-            "mat", "Through shortcuts",
+            "mat",
+            "Through shortcuts",
             "The same, but a block's output is first mapped to the last layer by a linear map that "
             "was fitted on other text, which reads it far better.",
-        )  # fmt: skip
+        )
 
 
 STUDY = Study(
-    name="icl", title="In-context learning and gradient descent in {model}",
+    name="icl",
+    title="In-context learning and gradient descent in {model}",
     help="Does showing examples change a model as training on them would?\n\n"
     "Does in-context learning work here at all? Do plain and layer-causal gradient descent on the "
     "same demonstrations change attention as context does? Do models with untrained blocks show "
     "the same? Are shortcuts and tuned maps a better loss for each layer than the logit lens? "
     "Every number has a control.",
-    method=5, settings=IclSettings, context=IclContext,
+    method=5,
+    settings=IclSettings,
+    context=IclContext,
     sections=(
-        works.SECTION, rates.SECTION, learns.SECTION, similarity.SECTION, changes.SECTION,
-        layers.SECTION, shots.SECTION,
+        works.SECTION,
+        rates.SECTION,
+        learns.SECTION,
+        similarity.SECTION,
+        changes.SECTION,
+        layers.SECTION,
+        shots.SECTION,
     ),
     paper="Deutch, Magar, Bar Natan and Dar, \u201cIn-context Learning and Gradient Descent "
     "Revisited\u201d (NAACL 2024).",
-    about=_about, boxes=_boxes,
-)  # fmt: skip
+    about=_about,
+    boxes=_boxes,
+)

@@ -69,8 +69,12 @@ def tables(context: IclContext) -> Tables:
     accuracy: list[Row] = []
     changes: list[Row] = []
     for task, cells in context.cells():
-        for case in ("zero-shot", "in-context", *context.settings.ways,
-                     *(f"{way}/labels" for way in context.settings.ways)):  # fmt: skip
+        for case in (
+            "zero-shot",
+            "in-context",
+            *context.settings.ways,
+            *(f"{way}/labels" for way in context.settings.ways),
+        ):
             if groups := merged(cells, f"right/{case}"):
                 one = nested_means([g[:, None].double() for g in groups], bounds=(0, 1))[0]
                 accuracy.append({"task": task, "case": case, **one.to_dict()})
@@ -147,9 +151,13 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 controls = ", ".join(
                     f"{interval(row, '{:.2f}')} with {CONTROLS[control]}"
                     for control in ("labels", "queries")
-                    if (row := result.row("changes", task=task, way=way, measure="jaccard",
-                                          control=control)) is not None
-                )  # fmt: skip
+                    if (
+                        row := result.row(
+                            "changes", task=task, way=way, measure="jaccard", control=control
+                        )
+                    )
+                    is not None
+                )
                 yield Finding(
                     f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '{:.2f}')}"
                     f" of {recall['counted']} queries that training made right, change-Jaccard "
@@ -186,10 +194,11 @@ def _few(result: StudyResult) -> Verdict:
         answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
         seen.append(f"{name} {row['counted']} of {row['rows']} queries")
     return Verdict(
-        all_of(answers), "; ".join(seen),
+        all_of(answers),
+        "; ".join(seen),
         "queries that training made right: yes if the interval of their share is below a tenth of "
         "all queries for both ways, on all tasks that are learned in context",
-    )  # fmt: skip
+    )
 
 
 def _exposed(result: StudyResult) -> Verdict:
@@ -221,10 +230,11 @@ def _exposed(result: StudyResult) -> Verdict:
         answers.append(above(difference(recall, jaccard)))
         seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
     return Verdict(
-        all_of(answers), "; ".join(seen),
+        all_of(answers),
+        "; ".join(seen),
         "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
         "tasks that are learned in context",
-    )  # fmt: skip
+    )
 
 
 def _closer(result: StudyResult) -> Verdict:
@@ -236,60 +246,85 @@ def _closer(result: StudyResult) -> Verdict:
         )
         rows.append((task, None if a is None or b is None else difference(a, b)))
     return judged(
-        result, rows, lambda _, row: above(row),
-        "yes if the two intervals do not meet on all tasks that are learned in context", "{:+.2f}",
+        result,
+        rows,
+        lambda _, row: above(row),
+        "yes if the two intervals do not meet on all tasks that are learned in context",
+        "{:+.2f}",
         ("lcgd-id", "gd"),
-    )  # fmt: skip
+    )
 
 
 CLAIMS = (
     Claim("Rec2FTP says little, because training makes few queries right.", _few),
     Claim("Rec2FTP is far above the share of predictions that change alike.", _exposed),
-    Claim("Layer-causal training changes more predictions as context does than plain gradient "
-          "descent (change-Jaccard).", _closer),
-)  # fmt: skip
+    Claim(
+        "Layer-causal training changes more predictions as context does than plain gradient "
+        "descent (change-Jaccard).",
+        _closer,
+    ),
+)
 
 
 def _dots(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("changes", control=""):
         if row["value"] is not None:
             note = f"of {row['counted']}"
-            yield {**row, "x": row["value"], "y": TITLES[row["measure"]], "line": row["way"],
-                   "panel": panel(result, row["task"]), "note": note}  # fmt: skip
+            yield {
+                **row,
+                "x": row["value"],
+                "y": TITLES[row["measure"]],
+                "line": row["way"],
+                "panel": panel(result, row["task"]),
+                "note": note,
+            }
 
 
 FIGURES = (
     Figure(
-        "changes", "Predictions changed alike",
+        "changes",
+        "Predictions changed alike",
         "Change-Jaccard: of all changes of predictions by context or training, the share that is "
         "the same. Rec2FTP: of the queries that training made right, the share that context made "
         "right. Beside each point: of how many; shares of fewer than 10 have no interval.",
-        _dots, kind="dots", x=Axis("share", "share"), y=Axis("", "category"), lines=LINES,
-        dodge=True, unit="queries", sample=SAMPLE,
+        _dots,
+        kind="dots",
+        x=Axis("share", "share"),
+        y=Axis("", "category"),
+        lines=LINES,
+        dodge=True,
+        unit="queries",
+        sample=SAMPLE,
     ),
-)  # fmt: skip
+)
 
 TABLES = (
     Table(
-        "trained-table", "Right answers (%)",
+        "trained-table",
+        "Right answers (%)",
         lambda result: (
             {**row, "name": _case(row["case"])} for row in result.rows("trained_accuracy")
         ),
-        (Column("task"),), across="name", cells=(estimate("value", "", "{:.0f}", 100),),
+        (Column("task"),),
+        across="name",
+        cells=(estimate("value", "", "{:.0f}", 100),),
         terminal=True,
     ),
     Table(
-        "changes-table", "Changed predictions",
-        lambda result: (
-            {**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")
-        ),
+        "changes-table",
+        "Changed predictions",
+        lambda result: ({**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")),
         (
-            Column("task"), Column("way", "trained by", words=NAMES), Column("title", "measure"),
-            Column("control", words=CONTROLS), estimate("value", "share"),
-            Column("counted", "of", "{:,.0f}"), Column("rows", "queries", "{:,.0f}"),
+            Column("task"),
+            Column("way", "trained by", words=NAMES),
+            Column("title", "measure"),
+            Column("control", words=CONTROLS),
+            estimate("value", "share"),
+            Column("counted", "of", "{:,.0f}"),
+            Column("rows", "queries", "{:,.0f}"),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def _case(case: str) -> str:
@@ -299,10 +334,17 @@ def _case(case: str) -> str:
 
 
 SECTION = Section(
-    key="changes", title="Does training change the same answers?", run=tables, needs=("learns",),
-    short="Answers", help="changed predictions, Rec2FTP",
+    key="changes",
+    title="Does training change the same answers?",
+    run=tables,
+    needs=("learns",),
+    short="Answers",
+    help="changed predictions, Rec2FTP",
     lead="A prediction is the answer to a query. Context and training each change some of the "
     "answers that the model gives without either. How many of these changes are the same? "
     + CONTROLS_HERE,
-    findings=findings, claims=over_seeds(*CLAIMS), figures=FIGURES, tables=TABLES,
-)  # fmt: skip
+    findings=findings,
+    claims=over_seeds(*CLAIMS),
+    figures=FIGURES,
+    tables=TABLES,
+)

@@ -134,14 +134,18 @@ class Trial:
         order = range(len(attention)) if partner is None else partner
         return {
             "aou": torch.stack(
-                [measures.cosine(own, attention[n])
-                 for own, n in zip(self.attention, order, strict=True)]
+                [
+                    measures.cosine(own, attention[n])
+                    for own, n in zip(self.attention, order, strict=True)
+                ]
             ),
             "amd": torch.stack(
-                [measures.score_similarity(own, scores[n])
-                 for own, n in zip(self.scores, order, strict=True)]
+                [
+                    measures.score_similarity(own, scores[n])
+                    for own, n in zip(self.scores, order, strict=True)
+                ]
             ),
-        }  # fmt: skip
+        }
 
     def sim_am(self, other: Observed) -> Tensor:
         """Plain SimAM of context and another condition, by query and block."""
@@ -168,17 +172,26 @@ def lessons(encoded: EncodedTask, pieces: Sequence[Piece]) -> list[Demonstration
 
 
 def train(
-    context: IclContext, model: Transformer, way: str, rate: float,
-    demonstrations: Sequence[Demonstration], start: Delta | None = None,
-) -> Delta:  # fmt: skip
+    context: IclContext,
+    model: Transformer,
+    way: str,
+    rate: float,
+    demonstrations: Sequence[Demonstration],
+    start: Delta | None = None,
+) -> Delta:
     """What a way of training learns."""
     s, is_plain = context.settings, way == "gd"
     lens = None if is_plain or model is not context.model else context.lenses[way]
     return learn(
-        model, demonstrations, how="full" if is_plain else "layer-causal", learning_rate=rate,
-        parameters=s.chosen_parameters, tokens=s.tokens,  # type: ignore[arg-type]
-        lens=lens, start=start,
-    ).delta  # fmt: skip
+        model,
+        demonstrations,
+        how="full" if is_plain else "layer-causal",
+        learning_rate=rate,
+        parameters=s.chosen_parameters,
+        tokens=s.tokens,  # type: ignore[arg-type]
+        lens=lens,
+        start=start,
+    ).delta
 
 
 def measure(context: IclContext, task: str, seed: int) -> dict[str, Tensor]:

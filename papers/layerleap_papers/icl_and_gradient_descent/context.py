@@ -122,17 +122,25 @@ class IclContext(Context[IclSettings]):
                 pass
         rows = self.settings.tuned_rows
         tuning = Tuning(
-            max_rows=rows, rows_per_step=STEP, check_every=max(1, rows // STEP // 2),
+            max_rows=rows,
+            rows_per_step=STEP,
+            check_every=max(1, rows // STEP // 2),
             seed=self.settings.seed,
-        )  # fmt: skip
+        )
         self.note(
             f"The tuned maps were trained on {rows:,} rows from the shortcuts on; `layerleap tune` "
             "trains longer."
         )
         bank = tune(
-            self.model, self.bank, n_texts=max(200, rows // 5), max_states=2 * rows, tuning=tuning,
-            folder=self.workspace / "tuning", evaluate=False, progress=self.progress,
-        ).bank  # fmt: skip
+            self.model,
+            self.bank,
+            n_texts=max(200, rows // 5),
+            max_states=2 * rows,
+            tuning=tuning,
+            folder=self.workspace / "tuning",
+            evaluate=False,
+            progress=self.progress,
+        ).bank
         bank.save_pretrained(folder)
         return bank
 

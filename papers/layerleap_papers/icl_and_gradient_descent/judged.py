@@ -108,10 +108,14 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         rows = [(task, lead(result, task, measure, of, over)) for task in working(result)]
         return judged(
-            result, rows, lambda _, row: above(row),
+            result,
+            rows,
+            lambda _, row: above(row),
             "yes if the interval of the difference, query by query, is above 0 on all tasks that "
-            "are learned in context", "{:+.3f}", (of.strip("/"), over.strip("/")),
-        )  # fmt: skip
+            "are learned in context",
+            "{:+.3f}",
+            (of.strip("/"), over.strip("/")),
+        )
 
     return Claim(text, test)
 
@@ -125,13 +129,16 @@ def _untrained(result: StudyResult) -> Verdict:
         return above(_reached(result, task))
 
     return judged(
-        result, rows, answer,
+        result,
+        rows,
+        answer,
         f"untrained minus trained is shown; yes if the interval of untrained minus {1 - LESS:g} "
         "times trained, seed by seed, is above 0 on all tasks that are learned in context; cannot "
         "tell where the trained value is not above noise. Untrained blocks are drawn anew for "
         "every seed",
-        "{:+.3f}", ("gd",),
-    )  # fmt: skip
+        "{:+.3f}",
+        ("gd",),
+    )
 
 
 def _reached(result: StudyResult, task: str) -> Row:
@@ -150,10 +157,13 @@ def _reached(result: StudyResult, task: str) -> Row:
 def _high_before(result: StudyResult) -> Verdict:
     rows = [(task, mean(result, task, "am", "zero-shot")) for task in working(result)]
     return judged(
-        result, rows, lambda _, row: above(row, HIGH),
+        result,
+        rows,
+        lambda _, row: above(row, HIGH),
         f"SimAM of context and zero-shot, with no training at all: yes if its interval is above "
-        f"{HIGH}", "{:.3f}",
-    )  # fmt: skip
+        f"{HIGH}",
+        "{:.3f}",
+    )
 
 
 def _layers(measure: str) -> Claim:
@@ -164,9 +174,10 @@ def _layers(measure: str) -> Claim:
         seen: list[str] = []
         for task in working(result):
             rows = [
-                row for row in result.rows("layer_leads", task=task, measure=measure)
+                row
+                for row in result.rows("layer_leads", task=task, measure=measure)
                 if row["value"] is not None
-            ]  # fmt: skip
+            ]
             own: list[Answer] = [above(row) for row in rows]
             if reason := idle_words(result, task, "lcgd-id", "gd"):
                 answers.append("cannot tell")
@@ -177,10 +188,11 @@ def _layers(measure: str) -> Claim:
         if not result.rows("layer_leads", measure=measure):
             return untested("it was not measured in this run")
         return Verdict(
-            all_of(answers), "; ".join(seen),
+            all_of(answers),
+            "; ".join(seen),
             "yes for a task if the interval of the difference is above 0 in more than half of the "
             "layers",
-        )  # fmt: skip
+        )
 
     return Claim(f"Layer-causal training is closer in most layers ({MEASURES[measure]}).", test)
 
@@ -204,33 +216,68 @@ def _above_control(control: str, text: str) -> Claim:
         if not is_measured:
             return untested("it was not measured in this run")
         return Verdict(
-            at_every(answers), "; ".join(seen),
+            at_every(answers),
+            "; ".join(seen),
             "yes if the interval of the difference is above 0 for both ways on all tasks, partly "
             "if for more than half of them",
-        )  # fmt: skip
+        )
 
     return Claim(text, test)
 
 
 CLAIMS = (
-    _lead_claim("Layer-causal gradient descent is closer to in-context learning than plain "
-                "gradient descent (SimAOU).", "aou", "lcgd-id/", "gd/"),
-    _lead_claim("Layer-causal gradient descent is closer to in-context learning than plain "
-                "gradient descent (SimAM delta).", "amd", "lcgd-id/", "gd/"),
-    _layers("aou"), _layers("amd"),
+    _lead_claim(
+        "Layer-causal gradient descent is closer to in-context learning than plain "
+        "gradient descent (SimAOU).",
+        "aou",
+        "lcgd-id/",
+        "gd/",
+    ),
+    _lead_claim(
+        "Layer-causal gradient descent is closer to in-context learning than plain "
+        "gradient descent (SimAM delta).",
+        "amd",
+        "lcgd-id/",
+        "gd/",
+    ),
+    _layers("aou"),
+    _layers("amd"),
     Claim("A model with untrained blocks reaches the SimAOU of the trained one.", _untrained),
     Claim("Plain SimAM is high before any training.", _high_before),
-    _lead_claim("Through linear shortcuts, layer-causal training is closer than through the logit "
-                "lens (SimAOU; not in the paper).", "aou", "lcgd-mat/", "lcgd-id/"),
-    _lead_claim("Through linear shortcuts, layer-causal training is closer than through the logit "
-                "lens (SimAM delta; not in the paper).", "amd", "lcgd-mat/", "lcgd-id/"),
-    _lead_claim("Through tuned maps, layer-causal training is closer than through the logit lens "
-                "(SimAOU; not in the paper).", "aou", "lcgd-tuned/", "lcgd-id/"),
-    _lead_claim("Through tuned maps, layer-causal training is closer than through the logit lens "
-                "(SimAM delta; not in the paper).", "amd", "lcgd-tuned/", "lcgd-id/"),
+    _lead_claim(
+        "Through linear shortcuts, layer-causal training is closer than through the logit "
+        "lens (SimAOU; not in the paper).",
+        "aou",
+        "lcgd-mat/",
+        "lcgd-id/",
+    ),
+    _lead_claim(
+        "Through linear shortcuts, layer-causal training is closer than through the logit "
+        "lens (SimAM delta; not in the paper).",
+        "amd",
+        "lcgd-mat/",
+        "lcgd-id/",
+    ),
+    _lead_claim(
+        "Through tuned maps, layer-causal training is closer than through the logit lens "
+        "(SimAOU; not in the paper).",
+        "aou",
+        "lcgd-tuned/",
+        "lcgd-id/",
+    ),
+    _lead_claim(
+        "Through tuned maps, layer-causal training is closer than through the logit lens "
+        "(SimAM delta; not in the paper).",
+        "amd",
+        "lcgd-tuned/",
+        "lcgd-id/",
+    ),
     _above_control("noise/", "SimAOU is higher than that of isotropic noise."),
-    _above_control("queries", "SimAOU is higher than with the training's change of another query "
-                   "(not in the paper)."),
-    _above_control("labels", "SimAOU is higher than after training on shuffled answers (not in the "
-                   "paper)."),
-)  # fmt: skip
+    _above_control(
+        "queries",
+        "SimAOU is higher than with the training's change of another query (not in the paper).",
+    ),
+    _above_control(
+        "labels", "SimAOU is higher than after training on shuffled answers (not in the paper)."
+    ),
+)

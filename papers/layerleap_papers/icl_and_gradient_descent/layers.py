@@ -100,12 +100,14 @@ def _with_mean(values: Tensor) -> Tensor:
 def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
     """The mean distance of saturation layers, in layers."""
     gaps = [
-        torch.tensor([
-            [float(abs(saturation_layer(x) - saturation_layer(y)))]
-            for x, y in zip(a, b, strict=True)
-        ])
+        torch.tensor(
+            [
+                [float(abs(saturation_layer(x) - saturation_layer(y)))]
+                for x, y in zip(a, b, strict=True)
+            ]
+        )
         for a, b in zip(own, shown, strict=True)
-    ]  # fmt: skip
+    ]
     return nested_means(gaps, bounds=(0, math.inf))[0].to_dict()
 
 
@@ -138,10 +140,14 @@ def _claim(way: str) -> Claim:
             lead = None if row is None else {k: row[f"lead_{k}"] for k in ("value", "low", "high")}
             rows.append((task, lead))
         return judged(
-            result, rows, lambda _, row: above(row),
+            result,
+            rows,
+            lambda _, row: above(row),
             "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
-            "are learned in context", "{:+.3f}", (way,),
-        )  # fmt: skip
+            "are learned in context",
+            "{:+.3f}",
+            (way,),
+        )
 
     return Claim(
         f"After training by {NAMES[way]}, layers predict more as they do in context than before "
@@ -153,26 +159,38 @@ def _claim(way: str) -> Claim:
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("readings", lens="id", control=""):
         if row["layer"] is not None:
-            yield {**row, "x": row["layer"], "y": row["value"], "line": row["case"],
-                   "panel": panel(result, row["task"])}  # fmt: skip
+            yield {
+                **row,
+                "x": row["layer"],
+                "y": row["value"],
+                "line": row["case"],
+                "panel": panel(result, row["task"]),
+            }
 
 
 FIGURES = (
     Figure(
-        "readings", "Layers that predict as in context",
+        "readings",
+        "Layers that predict as in context",
         "The share of queries for which a layer predicts the same token as that layer in context, "
         f"read through the logit lens, for the first {READ_QUERIES} queries of every seed.",
-        _points, y=Axis("same prediction", "share"), lines=ALL_LINES, unit="queries", sample=SAMPLE,
+        _points,
+        y=Axis("same prediction", "share"),
+        lines=ALL_LINES,
+        unit="queries",
+        sample=SAMPLE,
     ),
-)  # fmt: skip
+)
 
 
 def _named(rows: list[Row]) -> Iterator[Row]:
     for row in rows:
         yield {
-            **row, "name": NAMES.get(row["case"], "without training"),
-            "lens": LENSES[row["lens"]], "control": CONTROLS[row["control"]],
-        }  # fmt: skip
+            **row,
+            "name": NAMES.get(row["case"], "without training"),
+            "lens": LENSES[row["lens"]],
+            "control": CONTROLS[row["control"]],
+        }
 
 
 TABLES = (
@@ -180,23 +198,31 @@ TABLES = (
         "readings-table",
         "Layers that predict as in context (%), mean over blocks",
         lambda result: _named(result.rows("readings", layer=None)),
-        (Column("task"), Column("lens", "read through"), Column("control")), across="name",
+        (Column("task"), Column("lens", "read through"), Column("control")),
+        across="name",
         cells=(estimate("value", "", "{:.0f}", 100),),
     ),
     Table(
         "saturation-table",
         "Distance of saturation layers from those in context, in layers",
         lambda result: _named(result.rows("saturation_gaps")),
-        (Column("task"), Column("lens", "read through"), Column("control")), across="name",
+        (Column("task"), Column("lens", "read through"), Column("control")),
+        across="name",
         cells=(estimate("value", "", "{:.1f}"),),
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    key="layers", title="Do layers predict the same?", run=tables, needs=("learns",),
-    short="Layers", help="readings of layers and saturation",
+    key="layers",
+    title="Do layers predict the same?",
+    run=tables,
+    needs=("learns",),
+    short="Layers",
+    help="readings of layers and saturation",
     lead="A lens reads what every layer would predict. After training, do layers predict what they "
     "predict in context, and do predictions settle at the same layer? " + CONTROLS_HERE,
-    findings=findings, claims=over_seeds(_claim("gd"), _claim("lcgd-id")), figures=FIGURES,
+    findings=findings,
+    claims=over_seeds(_claim("gd"), _claim("lcgd-id")),
+    figures=FIGURES,
     tables=TABLES,
-)  # fmt: skip
+)

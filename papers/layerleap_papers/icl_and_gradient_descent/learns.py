@@ -28,8 +28,10 @@ from layerleap_papers.icl_and_gradient_descent.rates import NAMES
 from layerleap_papers.icl_and_gradient_descent.works import names, panel
 
 ANSWERS = {
-    "yes": "learned by", "cannot tell": "not clearly learned by", "no": "made worse by",
-}  # fmt: skip
+    "yes": "learned by",
+    "cannot tell": "not clearly learned by",
+    "no": "made worse by",
+}
 CONTROLS = {"": "", "labels": "shuffled answers", "untrained": "untrained blocks"}
 
 
@@ -84,23 +86,31 @@ def _failures(result: StudyResult, task: str) -> dict[tuple[str, str], list[int]
 
 TABLES = (
     Table(
-        "learns-table", "Gain of the right answer's log-probability by training, in nats",
+        "learns-table",
+        "Gain of the right answer's log-probability by training, in nats",
         lambda result: result.rows("learns"),
         (
-            Column("task"), Column("way", "trained by", words=NAMES),
-            estimate("value", "gain", "{:+.3f}"), Column("rows", "queries", "{:,.0f}"),
+            Column("task"),
+            Column("way", "trained by", words=NAMES),
+            estimate("value", "gain", "{:+.3f}"),
+            Column("rows", "queries", "{:,.0f}"),
             Column("learns", colours=GOOD_OR_BAD),
         ),
         terminal=True,
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    key="learns", title="Does training learn here?", run=tables, needs=("rates",), short="Training",
+    key="learns",
+    title="Does training learn here?",
+    run=tables,
+    needs=("rates",),
+    short="Training",
     help="whether training at the chosen rates learns",
     lead="The best learning rate of a search may still be worse than no training at all. So every "
     "way is trained on the demonstrations of each seed, at its chosen rate, and asked the queries "
     "of the study, on which no rate was chosen: is the right answer more likely than without "
     "training? What a way does that does not clearly learn is shown, but no claim uses it.",
-    findings=findings, tables=TABLES,
-)  # fmt: skip
+    findings=findings,
+    tables=TABLES,
+)

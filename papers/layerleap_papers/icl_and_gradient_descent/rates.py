@@ -201,9 +201,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             continue
         chosen = ", ".join(f"{row['rate']:g} for {NAMES[row['way']]}" for row in rows)
         edge = [
-            NAMES[row["way"]] for row in rows
+            NAMES[row["way"]]
+            for row in rows
             if next_rate(result.rows("rates", task=task, way=row["way"])) is not None
-        ]  # fmt: skip
+        ]
         at = (
             f" Even after {EXTENSIONS} more rates, the best is at the edge of the search for "
             f"{', '.join(edge)}."
@@ -217,16 +218,27 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("rates"):
         if row["value"] is not None:
-            yield {**row, "x": row["rate"], "y": row["value"], "line": row["way"],
-                   "panel": panel(result, row["task"])}  # fmt: skip
+            yield {
+                **row,
+                "x": row["rate"],
+                "y": row["value"],
+                "line": row["way"],
+                "panel": panel(result, row["task"]),
+            }
 
 
 def _similarities(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("rates"):
         if row.get("aou_value") is not None:
-            yield {"x": row["rate"], "y": row["aou_value"], "low": row["aou_low"],
-                   "high": row["aou_high"], "line": row["way"], "rows": row["rows"],
-                   "panel": panel(result, row["task"])}  # fmt: skip
+            yield {
+                "x": row["rate"],
+                "y": row["aou_value"],
+                "low": row["aou_low"],
+                "high": row["aou_high"],
+                "line": row["way"],
+                "rows": row["rows"],
+                "panel": panel(result, row["task"]),
+            }
 
 
 def _marks(result: StudyResult) -> Iterator[Mark]:
@@ -236,41 +248,64 @@ def _marks(result: StudyResult) -> Iterator[Mark]:
 
 FIGURES = (
     Figure(
-        "rates", "The right answer by learning rate",
+        "rates",
+        "The right answer by learning rate",
         "The mean log-probability of the right answer, in nats, after one pass of training over "
         "the demonstrations; among labels for classes, among all tokens for mappings. The best "
         "rate of each way is used from here on. Rates that diverge are left out.",
-        _points, x=Axis("learning rate", "log"), y=Axis("log-probability"), lines=LINES,
-        marks=_marks, unit="queries", sample="bands: 95 %, over seeds and queries", share_y=False,
+        _points,
+        x=Axis("learning rate", "log"),
+        y=Axis("log-probability"),
+        lines=LINES,
+        marks=_marks,
+        unit="queries",
+        sample="bands: 95 %, over seeds and queries",
+        share_y=False,
     ),
     Figure(
-        "rates-aou", "SimAOU by learning rate",
+        "rates-aou",
+        "SimAOU by learning rate",
         "The similarity of what training and what context change in attention outputs, mean over "
         "layers, on the same queries. It does not decide which rate is used.",
-        _similarities, x=Axis("learning rate", "log"), y=Axis("SimAOU"), lines=LINES,
-        unit="queries", sample="bands: 95 %, over seeds and queries",
+        _similarities,
+        x=Axis("learning rate", "log"),
+        y=Axis("SimAOU"),
+        lines=LINES,
+        unit="queries",
+        sample="bands: 95 %, over seeds and queries",
     ),
-)  # fmt: skip
+)
 
 TABLES = (
     Table(
-        "rates-table", "Search of learning rates", lambda result: result.rows("rates"),
+        "rates-table",
+        "Search of learning rates",
+        lambda result: result.rows("rates"),
         (
-            Column("task"), Column("way", words=NAMES), Column("rate", form="{:g}"),
-            estimate("value", "log-probability"), Column("accuracy", "right (%)", "{:.0f}", 100),
+            Column("task"),
+            Column("way", words=NAMES),
+            Column("rate", form="{:g}"),
+            estimate("value", "log-probability"),
+            Column("accuracy", "right (%)", "{:.0f}", 100),
             Column("aou_value", "SimAOU", "{:.3f}", low="aou_low", high="aou_high"),
             Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
             Column("chosen", words={True: "chosen", False: ""}),
         ),
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    key="rates", title="Learning rates", run=tables, required=True, short="Rates",
+    key="rates",
+    title="Learning rates",
+    run=tables,
+    required=True,
+    short="Rates",
     lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
     "steps. The size of the steps is chosen by the same small search for all of them: the rate "
     "that makes the right answers of separate queries most likely, on average over the "
     "demonstrations of all seeds. No seed measures these queries. If the best rate is the lowest "
     f"or highest that was tried, the search goes on there, at most {EXTENSIONS} times.",
-    findings=findings, figures=FIGURES, tables=TABLES,
-)  # fmt: skip
+    findings=findings,
+    figures=FIGURES,
+    tables=TABLES,
+)

@@ -44,17 +44,20 @@ class IclSettings(Settings):
         ("opposites", "kinds", "reviews"),
         "A task: a bundled one (`layerleap tasks` lists them), or a .jsonl, .csv or .parquet file "
         "with the fields text and label. Repeat it, or separate several by commas.",
-        flags=("--task", "--tasks"), parse=_words, repeats=True,
-    )  # fmt: skip
+        flags=("--task", "--tasks"),
+        parse=_words,
+        repeats=True,
+    )
     template: str | None = option(
         None, "How a text becomes a prompt, with {text} in it; it ends where the answer begins."
     )
     field: str = option("text", "The field of files that holds the text.")
     label: str = option("label", "The field of files that holds the answer.")
     labels: Mapping[str, str] | None = option(
-        None, "Words for the values of that field, such as 0=Negative,1=Positive.",
+        None,
+        "Words for the values of that field, such as 0=Negative,1=Positive.",
         parse=parse_labels,
-    )  # fmt: skip
+    )
     seeds: int = option(3, "How often demonstrations and queries are drawn.")
     demonstrations: int = option(16, "Demonstrations that are shown, and trained on.")
     queries: int = option(100, "Queries per task and seed, at most.")
@@ -128,12 +131,18 @@ class IclSettings(Settings):
         """One seed, one task, few demonstrations and queries, and the logit lens alone."""
         asked = self.demonstrations if self.demonstrations != IclSettings.demonstrations else 0
         return replace(
-            self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 8),
-            most=min(self.most, max(8, asked)), queries=min(self.queries, 30),
+            self,
+            tasks=self.tasks[:1],
+            seeds=1,
+            demonstrations=min(self.demonstrations, 8),
+            most=min(self.most, max(8, asked)),
+            queries=min(self.queries, 30),
             search=min(self.search, 10),
             rates=_few(self.rates),
-            lenses=("id",), bank=None, tuned=None,
-        )  # fmt: skip
+            lenses=("id",),
+            bank=None,
+            tuned=None,
+        )
 
     @property
     def chosen_parameters(self) -> tuple[str, ...]:

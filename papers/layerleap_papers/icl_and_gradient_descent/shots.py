@@ -25,8 +25,10 @@ def tables(context: IclContext) -> Tables:
         for way in context.settings.ways:
             for stop in stops:
                 for measure in ("aou", "amd"):
-                    last = [layer_mean(one)[:CURVE_QUERIES]
-                            for one in merged(cells, f"{measure}/{way}/")]  # fmt: skip
+                    last = [
+                        layer_mean(one)[:CURVE_QUERIES]
+                        for one in merged(cells, f"{measure}/{way}/")
+                    ]
                     own = merged(cells, f"shots/{stop}/{way}/{measure}")
                     if groups := last if stop == stops[-1] else own:
                         place = {"task": task, "way": way, "shots": stop, "measure": measure}
@@ -56,39 +58,57 @@ def _points(measure: str) -> Callable[[StudyResult], Iterator[Row]]:
     def rows(result: StudyResult) -> Iterator[Row]:
         for row in result.rows("shots", measure=measure):
             if row["value"] is not None:
-                yield {**row, "x": row["shots"], "y": row["value"], "line": row["way"],
-                       "panel": panel(result, row["task"])}  # fmt: skip
+                yield {
+                    **row,
+                    "x": row["shots"],
+                    "y": row["value"],
+                    "line": row["way"],
+                    "panel": panel(result, row["task"]),
+                }
 
     return rows
 
 
 FIGURES = tuple(
     Figure(
-        f"shots-{measure}", f"{MEASURES[measure]} by number of demonstrations",
+        f"shots-{measure}",
+        f"{MEASURES[measure]} by number of demonstrations",
         f"Mean over layers, on the first {CURVE_QUERIES} queries of every seed. The learning rate "
         "is the one chosen for all demonstrations.",
-        _points(measure), x=Axis("demonstrations"), y=Axis(MEASURES[measure]), lines=LINES,
-        unit="queries", sample=SAMPLE,
+        _points(measure),
+        x=Axis("demonstrations"),
+        y=Axis(MEASURES[measure]),
+        lines=LINES,
+        unit="queries",
+        sample=SAMPLE,
     )
     for measure in ("aou", "amd")
-)  # fmt: skip
+)
 
 TABLES = (
     Table(
-        "shots-table", "Similarity by number of demonstrations, mean over layers",
+        "shots-table",
+        "Similarity by number of demonstrations, mean over layers",
         lambda result: (
             {**row, "title": f"{MEASURES[row['measure']]}, {NAMES[row['way']]}"}
             for row in result.rows("shots")
         ),
-        (Column("task"), Column("shots", "demonstrations")), across="title",
+        (Column("task"), Column("shots", "demonstrations")),
+        across="title",
         cells=(estimate("value", "", "{:.3f}"),),
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    key="shots", title="Does it grow with demonstrations?", run=tables, needs=("learns",),
-    short="Demonstrations", help="similarity by number of demonstrations",
+    key="shots",
+    title="Does it grow with demonstrations?",
+    run=tables,
+    needs=("learns",),
+    short="Demonstrations",
+    help="similarity by number of demonstrations",
     lead="Training makes one pass over the demonstrations, so what it has learned after the first "
     "few can be compared with showing the same few.",
-    findings=findings, figures=FIGURES, tables=TABLES,
-)  # fmt: skip
+    findings=findings,
+    figures=FIGURES,
+    tables=TABLES,
+)

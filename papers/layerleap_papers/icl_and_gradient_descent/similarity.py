@@ -30,9 +30,11 @@ from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
 
 CONTROLS = {
-    "": "", "queries": "other queries", "labels": "shuffled answers",
+    "": "",
+    "queries": "other queries",
+    "labels": "shuffled answers",
     "untrained": "untrained blocks",
-}  # fmt: skip
+}
 
 
 def tables(context: IclContext) -> Tables:
@@ -52,9 +54,11 @@ def tables(context: IclContext) -> Tables:
         layers += _layer_leads(cells, {"task": task})
         untrained += _untrained_leads(cells, {"task": task})
     return {
-        "similarity": rows, "similarity_leads": leads, "layer_leads": layers,
+        "similarity": rows,
+        "similarity_leads": leads,
+        "layer_leads": layers,
         "untrained_leads": untrained,
-    }  # fmt: skip
+    }
 
 
 def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
@@ -119,16 +123,18 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 continue
             words = ", ".join(f"{interval(row)} for {NAMES[way]}" for way, row in known)
             gap = lead(result, task, measure, "lcgd-id/", "gd/")
-            closer = "" if gap is None else (
-                f" Layer-causal minus plain: {interval(gap, '{:+.3f}')}."
-            )  # fmt: skip
+            closer = (
+                "" if gap is None else (f" Layer-causal minus plain: {interval(gap, '{:+.3f}')}.")
+            )
             yield Finding(
                 f"{panel(result, task)}: mean {MEASURES[measure]} {words}.{closer}",
-                under=measure, headline=measure == "aou" and task in working(result),
-            )  # fmt: skip
+                under=measure,
+                headline=measure == "aou" and task in working(result),
+            )
         before, twin = (
-            mean(result, task, "am", "zero-shot"), mean(result, task, "aou", "gd", "untrained"),
-        )  # fmt: skip
+            mean(result, task, "am", "zero-shot"),
+            mean(result, task, "aou", "gd", "untrained"),
+        )
         if before is not None:
             yield Finding(
                 f"{panel(result, task)}: plain SimAM is {interval(before)} before any training.",
@@ -147,8 +153,13 @@ def _by_layer(measure: str) -> Callable[[StudyResult], Iterator[Row]]:
         for way in (*LINES, "noise", "zero-shot"):
             for row in result.rows("similarity", measure=measure, way=way, control="", seed=None):
                 if row["layer"] is not None and row["value"] is not None:
-                    yield {**row, "x": row["layer"], "y": row["value"], "line": way,
-                           "panel": panel(result, row["task"])}  # fmt: skip
+                    yield {
+                        **row,
+                        "x": row["layer"],
+                        "y": row["value"],
+                        "line": way,
+                        "panel": panel(result, row["task"]),
+                    }
 
     return rows
 
@@ -160,11 +171,21 @@ def _controls(result: StudyResult) -> Iterator[Row]:
         for way in ("gd", "lcgd-id"):
             for control in order:
                 if (row := mean(result, task, "aou", way, control)) is not None:
-                    yield {**row, "x": row["value"], "y": CONTROLS[control] or "as it is",
-                           "line": way, "panel": panel(result, task)}  # fmt: skip
+                    yield {
+                        **row,
+                        "x": row["value"],
+                        "y": CONTROLS[control] or "as it is",
+                        "line": way,
+                        "panel": panel(result, task),
+                    }
         if (row := mean(result, task, "aou", "noise")) is not None:
-            yield {**row, "x": row["value"], "y": "noise", "line": "noise",
-                   "panel": panel(result, task)}  # fmt: skip
+            yield {
+                **row,
+                "x": row["value"],
+                "y": "noise",
+                "line": "noise",
+                "panel": panel(result, task),
+            }
 
 
 ALL_LINES = {
@@ -177,36 +198,53 @@ SAMPLE = "bands and intervals: 95 %, over seeds and queries"
 
 def _layer_figure(measure: str, how: str) -> Figure:
     return Figure(
-        measure, f"{MEASURES[measure]} by layer", how, _by_layer(measure), x=Axis("block", "layer"),
-        y=Axis(MEASURES[measure]), lines=ALL_LINES, unit="queries", sample=SAMPLE,
-    )  # fmt: skip
+        measure,
+        f"{MEASURES[measure]} by layer",
+        how,
+        _by_layer(measure),
+        x=Axis("block", "layer"),
+        y=Axis(MEASURES[measure]),
+        lines=ALL_LINES,
+        unit="queries",
+        sample=SAMPLE,
+    )
 
 
 FIGURES = (
     _layer_figure(
-        "aou", "The cosine of what context changes in the output of attention at the last token "
+        "aou",
+        "The cosine of what context changes in the output of attention at the last token "
         "of a query, and of what training changes there. Outputs are normalised first.",
     ),
     _layer_figure(
-        "amd", "The cosine of what context changes in the attention scores of the last token on "
+        "amd",
+        "The cosine of what context changes in the attention scores of the last token on "
         "the query's tokens, and of what training changes there; mean over heads. With rotary "
         "positions, context changes no score in the first block.",
     ),
     _layer_figure(
-        "am", "The cosine of the scores themselves, as in earlier work. It compares what is mostly "
+        "am",
+        "The cosine of the scores themselves, as in earlier work. It compares what is mostly "
         "the same before any learning.",
     ),
     Figure(
-        "controls", "SimAOU and its controls",
+        "controls",
+        "SimAOU and its controls",
         "The mean over layers. Untrained blocks: the same with random weights inside the blocks, "
         "other ones for every seed. "
         "Shuffled answers: trained on the same answers dealt out anew, none of them right if "
         "possible, or of classes as many as by chance. Other queries: the training's change of "
         "another query.",
-        _controls, kind="dots", x=Axis("SimAOU, mean over layers"), y=Axis("", "category"),
-        lines=ALL_LINES, dodge=True, unit="queries", sample=SAMPLE,
+        _controls,
+        kind="dots",
+        x=Axis("SimAOU, mean over layers"),
+        y=Axis("", "category"),
+        lines=ALL_LINES,
+        dodge=True,
+        unit="queries",
+        sample=SAMPLE,
     ),
-)  # fmt: skip
+)
 
 
 def _mean_rows(result: StudyResult) -> Iterator[Row]:
@@ -214,36 +252,58 @@ def _mean_rows(result: StudyResult) -> Iterator[Row]:
         if row["measure"] == "am":
             continue
         name = NAMES.get(row["way"], "isotropic noise")
-        yield {**row, "name": name, "case": CONTROLS[row["control"]],
-               "title": MEASURES[row["measure"]]}  # fmt: skip
+        yield {
+            **row,
+            "name": name,
+            "case": CONTROLS[row["control"]],
+            "title": MEASURES[row["measure"]],
+        }
 
 
 TABLES = (
     Table(
-        "mean-table", "Similarity to in-context learning, mean over layers", _mean_rows,
-        (Column("task"), Column("name", "trained by"), Column("case", "control")), across="title",
-        cells=(estimate("value", "", "{:.3f}"),), terminal=True,
+        "mean-table",
+        "Similarity to in-context learning, mean over layers",
+        _mean_rows,
+        (Column("task"), Column("name", "trained by"), Column("case", "control")),
+        across="title",
+        cells=(estimate("value", "", "{:.3f}"),),
+        terminal=True,
     ),
     Table(
-        "leads-table", "Differences, query by query",
+        "leads-table",
+        "Differences, query by query",
         lambda result: (
-            {**row, "measure": MEASURES[row["measure"]], "of": _named(row["of"]),
-             "over": _named(row["over"])}
+            {
+                **row,
+                "measure": MEASURES[row["measure"]],
+                "of": _named(row["of"]),
+                "over": _named(row["over"]),
+            }
             for row in result.rows("similarity_leads")
         ),
-        (Column("task"), Column("measure"), Column("of"), Column("over", "minus"),
-         estimate("value", "difference", "{:+.3f}"), Column("rows", "queries", "{:,.0f}")),
+        (
+            Column("task"),
+            Column("measure"),
+            Column("of"),
+            Column("over", "minus"),
+            estimate("value", "difference", "{:+.3f}"),
+            Column("rows", "queries", "{:,.0f}"),
+        ),
     ),
     Table(
-        "seeds-table", "SimAOU by seed, mean over layers",
+        "seeds-table",
+        "SimAOU by seed, mean over layers",
         lambda result: (
             {**row, "name": NAMES.get(row["way"], row["way"])}
             for row in result.rows("similarity", measure="aou", control="", layer=None)
             if row["seed"] is not None and row["way"] in NAMES
         ),
-        (Column("task"), Column("seed")), across="name", cells=(estimate("value", "", "{:.3f}"),),
+        (Column("task"), Column("seed")),
+        across="name",
+        cells=(estimate("value", "", "{:.3f}"),),
     ),
-)  # fmt: skip
+)
 
 
 def _named(key: str) -> str:
@@ -253,10 +313,17 @@ def _named(key: str) -> str:
 
 
 SECTION = Section(
-    key="similarity", title="Does training change what context changes?", run=tables,
-    needs=("learns",), short="Similarity", help="SimAOU and SimAM delta by layer",
+    key="similarity",
+    title="Does training change what context changes?",
+    run=tables,
+    needs=("learns",),
+    short="Similarity",
+    help="SimAOU and SimAM delta by layer",
     lead="Each query runs without demonstrations, after demonstrations in its context, and without "
     "them after training on the same demonstrations in the same order. What context changes is "
     "compared with what training changes, at the token that predicts the answer.",
-    findings=findings, claims=over_seeds(*CLAIMS), figures=FIGURES, tables=TABLES,
-)  # fmt: skip
+    findings=findings,
+    claims=over_seeds(*CLAIMS),
+    figures=FIGURES,
+    tables=TABLES,
+)

@@ -52,8 +52,17 @@ def tables(context: IclContext) -> Tables:
         found["accuracy"] += saved["accuracy"]
         found["accuracy_leads"] += saved["leads"]
         read = {"texts": len(encoded.pieces), "documents": len(encoded.pieces)}
-        context.account({"role": "task", "text": task, **read, "tokens": None, "rows": None,
-                         "fingerprint": encoded.task.digest, "seconds": None})  # fmt: skip
+        context.account(
+            {
+                "role": "task",
+                "text": task,
+                **read,
+                "tokens": None,
+                "rows": None,
+                "fingerprint": encoded.task.digest,
+                "seconds": None,
+            }
+        )
     return found
 
 
@@ -102,8 +111,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(
             f"{task}: {percent(first['value'])} right zero-shot, {percent(most['value'])}"
             f"{_ends(most)} with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}",
-            under="accuracy", headline=True,
-        )  # fmt: skip
+            under="accuracy",
+            headline=True,
+        )
 
 
 def _ends(row: Row) -> str:
@@ -124,7 +134,7 @@ def _claim_works(result: StudyResult) -> Verdict:
         f"{', '.join(task for task in names(result) if task not in working(result)) or 'none'}",
         "yes for a task if the intervals of its lead over zero-shot, the commonest answer and "
         "copying are all above 0; partly if more than half of the tasks are learned",
-    )  # fmt: skip
+    )
 
 
 def _claim_labels(result: StudyResult) -> Verdict:
@@ -135,9 +145,10 @@ def _claim_labels(result: StudyResult) -> Verdict:
         return Verdict("not tested", "in-context learning works on none of the tasks")
     seen = "; ".join(f"{row['task']} {100 * row['value']:+.0f} points" for row in rows)
     return Verdict(
-        all_of(above(row) for row in rows), seen,
+        all_of(above(row) for row in rows),
+        seen,
         "yes if the intervals of true minus shuffled answers are above 0 on all tasks that work",
-    )  # fmt: skip
+    )
 
 
 CLAIMS = (
@@ -149,8 +160,13 @@ CLAIMS = (
 def _curves(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("accuracy"):
         if row["shots"] is not None:
-            yield {**row, "x": row["shots"], "y": row["value"], "line": row["answers"],
-                   "panel": panel(result, row["task"])}  # fmt: skip
+            yield {
+                **row,
+                "x": row["shots"],
+                "y": row["value"],
+                "line": row["answers"],
+                "panel": panel(result, row["task"]),
+            }
 
 
 def _marks(result: StudyResult) -> Iterator[Mark]:
@@ -167,47 +183,75 @@ def panel(result: StudyResult, task: str) -> str:
 
 FIGURES = (
     Figure(
-        "accuracy", "Accuracy by number of demonstrations",
+        "accuracy",
+        "Accuracy by number of demonstrations",
         "The share of queries whose answer is right. Of classes, the best label is the answer; of "
         "mappings, the best of all tokens. Shuffled: the same demonstrations with the answers of "
         "others; of mappings none stays right if possible, of classes as many as by chance.",
-        _curves, x=Axis("demonstrations"), y=Axis("right answers", "share"), lines=LINES,
-        marks=_marks, unit="queries", sample="bands: 95 %, over seeds and queries",
+        _curves,
+        x=Axis("demonstrations"),
+        y=Axis("right answers", "share"),
+        lines=LINES,
+        marks=_marks,
+        unit="queries",
+        sample="bands: 95 %, over seeds and queries",
     ),
-)  # fmt: skip
+)
 
 TABLES = (
     Table(
-        "tasks-table", "The tasks", lambda result: result.rows("tasks"),
+        "tasks-table",
+        "The tasks",
+        lambda result: result.rows("tasks"),
         (
-            Column("task"), Column("says", "what it asks"), Column("kind"), Column("template"),
-            Column("examples", form="{:,.0f}"), Column("usable", form="{:,.0f}"),
+            Column("task"),
+            Column("says", "what it asks"),
+            Column("kind"),
+            Column("template"),
+            Column("examples", form="{:,.0f}"),
+            Column("usable", form="{:,.0f}"),
             Column("tokens", "tokens of a query", "{:.1f}"),
-            Column("works", "learned in context", words={True: "yes", False: "not clearly"},
-                   colours=GOOD_OR_BAD),
+            Column(
+                "works",
+                "learned in context",
+                words={True: "yes", False: "not clearly"},
+                colours=GOOD_OR_BAD,
+            ),
         ),
     ),
     Table(
-        "accuracy-table", "Right answers (%)", lambda result: _cells(result),
+        "accuracy-table",
+        "Right answers (%)",
+        lambda result: _cells(result),
         (Column("task"), Column("still_right", "still right after shuffling", "{:.0f}", 100)),
-        across="case", cells=(estimate("value", "", "{:.0f}", 100),), terminal=True,
+        across="case",
+        cells=(estimate("value", "", "{:.0f}", 100),),
+        terminal=True,
     ),
     Table(
-        "leads-table", "Lead of true demonstrations, query by query (points)",
+        "leads-table",
+        "Lead of true demonstrations, query by query (points)",
         lambda result: result.rows("accuracy_leads"),
-        (Column("task"), Column("over", words=NAMES), Column("shots", "demonstrations"),
-         estimate("value", "lead", "{:+.1f}", 100), Column("rows", "queries", "{:,.0f}")),
+        (
+            Column("task"),
+            Column("over", words=NAMES),
+            Column("shots", "demonstrations"),
+            estimate("value", "lead", "{:+.1f}", 100),
+            Column("rows", "queries", "{:,.0f}"),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def _cells(result: StudyResult) -> Iterator[Row]:
     shots = result.settings["demonstrations"]
     cases = {
-        ("true", 0): "zero-shot", ("true", shots): f"{shots} demonstrations",
-        ("shuffled", shots): NAMES["shuffled"], ("majority", None): NAMES["majority"],
+        ("true", 0): "zero-shot",
+        ("true", shots): f"{shots} demonstrations",
+        ("shuffled", shots): NAMES["shuffled"],
+        ("majority", None): NAMES["majority"],
         ("copy", None): NAMES["copy"],
-    }  # fmt: skip
+    }
     kept = {
         row["task"]: row.get("still_right")
         for row in result.rows("accuracy", answers="shuffled", shots=shots)
@@ -218,11 +262,17 @@ def _cells(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    key="works", title="Does in-context learning work here?", run=tables, required=True,
+    key="works",
+    title="Does in-context learning work here?",
+    run=tables,
+    required=True,
     short="In context",
     lead="Before anything is compared: does the model get better at the task when it is shown "
     "demonstrations? Better than without any, than always giving the commonest answer, and than "
     "copying the question? If not, there is no learning in context to compare with. Accuracy is "
     "that of the first queries of each seed; later sections ask all of them.",
-    findings=findings, claims=over_seeds(*CLAIMS), figures=FIGURES, tables=TABLES,
-)  # fmt: skip
+    findings=findings,
+    claims=over_seeds(*CLAIMS),
+    figures=FIGURES,
+    tables=TABLES,
+)

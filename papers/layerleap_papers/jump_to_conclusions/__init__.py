@@ -35,20 +35,32 @@ def _read(context: ShortcutContext) -> Tables:
 
 
 READINGS = Section(
-    "readings", "How well can each layer be read?", _read,
+    "readings",
+    "How well can each layer be read?",
+    _read,
     lead="The state after every layer is carried to the last layer by a linear shortcut, or taken "
     "as it is, and read by the model's own output head.",
-    short="Readings", required=True,
+    short="Readings",
+    required=True,
     findings=lambda result: [f for idea in IDEAS for f in idea.findings(result)],
     claims=(
-        *agreement.CLAIMS, *pairs.CLAIMS, *transfer.CLAIMS,
-        Claim("To human readers, shortcuts' predictions are more plausible than the logit lens's.",
-              lambda _: untested("plausibility needs human readers")),
+        *agreement.CLAIMS,
+        *pairs.CLAIMS,
+        *transfer.CLAIMS,
+        Claim(
+            "To human readers, shortcuts' predictions are more plausible than the logit lens's.",
+            lambda _: untested("plausibility needs human readers"),
+        ),
     ),
-    figures=(*agreement.FIGURES[:1], *pairs.FIGURES, *agreement.FIGURES[1:], *transfer.FIGURES,
-             *checks.FIGURES),
+    figures=(
+        *agreement.FIGURES[:1],
+        *pairs.FIGURES,
+        *agreement.FIGURES[1:],
+        *transfer.FIGURES,
+        *checks.FIGURES,
+    ),
     tables=(*agreement.TABLES, *transfer.TABLES, *checks.TABLES),
-)  # fmt: skip
+)
 
 STUDY: Study[ShortcutSettings] = Study(
     name="shortcuts",

@@ -49,10 +49,12 @@ def _lead(context: ShortcutContext) -> list[Row]:
     """Mat minus id, paired by row."""
     scores = context.readings[context.text].scores
     mat, plain = (
-        {**{f"precision@{k}": scores.rank[fit] < k for k in (1, 5, 10)},
-         "surprisal": scores.surprisal[fit]}
+        {
+            **{f"precision@{k}": scores.rank[fit] < k for k in (1, 5, 10)},
+            "surprisal": scores.surprisal[fit],
+        }
         for fit in (context.text, "-")
-    )  # fmt: skip
+    )
     return [
         {"layer": layer, "metric": metric, **row}
         for metric in mat
@@ -205,21 +207,42 @@ def _quarter(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Shortcuts agree with the model more often than the logit lens, at every layer.",
-          _more_often),
-    Claim("The model is less surprised by a shortcut's token than by the logit lens's, at every "
-          "layer.", _less_surprised),
-    Claim("In early layers, shortcuts predict 28 to 45 % of a next-token model's answers.",
-          _early_agreement, curves.is_next),
-    Claim("The lead over the logit lens is more than 20 points at all but the last layers.",
-          _wide_lead, curves.is_next),
-    Claim("The lead over the logit lens is more than ten points at most layers.", _masked_lead,
-          curves.is_masked),
-    Claim("In the early layers of a masked model, the logit lens predicts next to nothing.",
-          _blind_early, curves.is_masked),
-    Claim("From an eighth of the depth on, a shortcut predicts more than a quarter of a masked "
-          "model's answers.", _quarter, curves.is_masked),
-)  # fmt: skip
+    Claim(
+        "Shortcuts agree with the model more often than the logit lens, at every layer.",
+        _more_often,
+    ),
+    Claim(
+        "The model is less surprised by a shortcut's token than by the logit lens's, at every "
+        "layer.",
+        _less_surprised,
+    ),
+    Claim(
+        "In early layers, shortcuts predict 28 to 45 % of a next-token model's answers.",
+        _early_agreement,
+        curves.is_next,
+    ),
+    Claim(
+        "The lead over the logit lens is more than 20 points at all but the last layers.",
+        _wide_lead,
+        curves.is_next,
+    ),
+    Claim(
+        "The lead over the logit lens is more than ten points at most layers.",
+        _masked_lead,
+        curves.is_masked,
+    ),
+    Claim(
+        "In the early layers of a masked model, the logit lens predicts next to nothing.",
+        _blind_early,
+        curves.is_masked,
+    ),
+    Claim(
+        "From an eighth of the depth on, a shortcut predicts more than a quarter of a masked "
+        "model's answers.",
+        _quarter,
+        curves.is_masked,
+    ),
+)
 
 
 # --- figures and tables ------------------------------------------------------------------------
@@ -233,26 +256,35 @@ def _points(result: StudyResult, *metrics: str) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        "precision", "Agreement with the model",
+        "precision",
+        "Agreement with the model",
         "How often the lens's top token is the model's top token (Precision@1), or among its best "
         "five or ten. Higher is better.",
-        lambda r: _points(r, *PRECISIONS), y=Axis("share of states", "share"),
+        lambda r: _points(r, *PRECISIONS),
+        y=Axis("share of states", "share"),
     ),
     Figure(
-        "surprisal", "Surprisal",
+        "surprisal",
+        "Surprisal",
         "How unlikely the full model finds the lens's top token, in nats. The dotted line is the "
         "model's surprisal at its own top token; it is not 0.",
         lambda r: _points(r, "surprisal"),
-        y=Axis("surprisal (nats)", low=0), marks=curves.floor, size=(5.2, 3.6), narrow=True,
+        y=Axis("surprisal (nats)", low=0),
+        marks=curves.floor,
+        size=(5.2, 3.6),
+        narrow=True,
     ),
     Figure(
-        "kl", "KL divergence",
+        "kl",
+        "KL divergence",
         "How far the lens's distribution is from the model's, in nats, on a log scale. Lower is "
         "better. At the last layer it is 0, which a log scale cannot show.",
         lambda r: _points(r, "kl"),
-        y=Axis("KL divergence (nats)", "log"), size=(5.2, 3.6), narrow=True,
+        y=Axis("KL divergence (nats)", "log"),
+        size=(5.2, 3.6),
+        narrow=True,
     ),
-)  # fmt: skip
+)
 
 SHORT = {**{metric: metric.replace("precision", "P") for metric in METRICS}, "kl": "KL"}
 IN_PERCENT = ("{:.1f}", 100.0)
@@ -268,15 +300,23 @@ def _score_rows(result: StudyResult) -> Iterator[Row]:
 
 TABLES = (
     Table(
-        "agreement-table", "Agreement with the model (%) by layer",
-        lambda r: curves.main_scores(r, "precision@1"), (Column("layer"),), across="map",
-        cells=(estimate("value", "", "{:.1f}", 100),), terminal=True,
+        "agreement-table",
+        "Agreement with the model (%) by layer",
+        lambda r: curves.main_scores(r, "precision@1"),
+        (Column("layer"),),
+        across="map",
+        cells=(estimate("value", "", "{:.1f}", 100),),
+        terminal=True,
     ),
     Table(
         "scores-table",
         "More scores by layer: P@k in %, surprisal and KL in nats, R\u00b2 of predicting the last "
         "layer; small print: 95 % intervals",
-        _score_rows, (Column("layer"),), across="column", cells=(estimate("value"),), dense=True,
+        _score_rows,
+        (Column("layer"),),
+        across="column",
+        cells=(estimate("value"),),
+        dense=True,
         forms={f"{SHORT[m]} {name}": IN_PERCENT for m in PRECISIONS for name in curves.MAPS},
     ),
-)  # fmt: skip
+)

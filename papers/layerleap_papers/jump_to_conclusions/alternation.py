@@ -138,11 +138,15 @@ def _best_r2(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Some schedules that alternate between blocks and jumps beat a single jump of the same "
-          "cost.", _some_are_ahead),
-    Claim("The schedule with the best product of R2 is good only where few blocks are run.",
-          _best_r2),
-)  # fmt: skip
+    Claim(
+        "Some schedules that alternate between blocks and jumps beat a single jump of the same "
+        "cost.",
+        _some_are_ahead,
+    ),
+    Claim(
+        "The schedule with the best product of R2 is good only where few blocks are run.", _best_r2
+    ),
+)
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
@@ -152,18 +156,21 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        "alternation", "Blocks and jumps in turn",
+        "alternation",
+        "Blocks and jumps in turn",
         "Each dot is one schedule; those above each other run as many blocks. If dots lie above "
         "the line of single jumps, alternating is worth it.",
-        _points, x=Axis("blocks that are run; the rest is jumped over", "layer"),
-        y=Axis("agreement", "share"), size=(7.6, 4.5),
+        _points,
+        x=Axis("blocks that are run; the rest is jumped over", "layer"),
+        y=Axis("agreement", "share"),
+        size=(7.6, 4.5),
         lines={
             "single jump": Line("single jump at the end", "blue", ""),
             "round robin": Line("round robin: blocks and jumps in turn", "pink", "o", "points"),
             "best R2": Line("jumps where R\u00b2 is highest", "olive", "D", band=0.16),
         },
     ),
-)  # fmt: skip
+)
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -174,17 +181,29 @@ def _table_rows(result: StudyResult) -> Iterator[Row]:
 
 TABLES = (
     Table(
-        "schedules-table", "Schedules", _table_rows,
-        (Column("schedule"), Column("kind"), Column("blocks", "blocks run")), across="column",
-        cells=(estimate("value"),), forms={f"{m} (%)": ("{:.1f}", 100.0) for m in PRECISIONS},
+        "schedules-table",
+        "Schedules",
+        _table_rows,
+        (Column("schedule"), Column("kind"), Column("blocks", "blocks run")),
+        across="column",
+        cells=(estimate("value"),),
+        forms={f"{m} (%)": ("{:.1f}", 100.0) for m in PRECISIONS},
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    "alternation", "Jumps between blocks", run,
+    "alternation",
+    "Jumps between blocks",
+    run,
     lead="Instead of one jump at the end, jumps and blocks can alternate. A schedule is written as "
     "it runs: 0-3~6-9 runs the blocks from layer 0 to layer 3, jumps to layer 6, and runs the "
     "blocks up to layer 9.",
-    short="Alternation", help="blocks and jumps in turn", findings=findings, claims=CLAIMS,
-    figures=FIGURES, tables=TABLES, needs=("readings",), quick=False,
-)  # fmt: skip
+    short="Alternation",
+    help="blocks and jumps in turn",
+    findings=findings,
+    claims=CLAIMS,
+    figures=FIGURES,
+    tables=TABLES,
+    needs=("readings",),
+    quick=False,
+)

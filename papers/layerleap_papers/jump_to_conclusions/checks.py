@@ -45,13 +45,22 @@ def laws(tables: Tables) -> list[Row]:
     tail = tables["tail"]
     tail_holds = all(row["rows"] > 0 and row["agreement"] >= LEAST_AGREEMENT for row in tail)
     laws = (
-        ("the tail applied to the last state gives the model's own output on real text",
-         tail_holds, "; ".join(_checked(row) for row in tail)),
-        ("Precision@1 <= Precision@5 <= Precision@10", ordered,
-         "at every layer, for every lens and text"),
-        ("on the rows it was fitted on, a shortcut is never worse than the identity", not behind,
-         f"{len(fits) - len(behind)} of {len(fits)} fits"),
-    )  # fmt: skip
+        (
+            "the tail applied to the last state gives the model's own output on real text",
+            tail_holds,
+            "; ".join(_checked(row) for row in tail),
+        ),
+        (
+            "Precision@1 <= Precision@5 <= Precision@10",
+            ordered,
+            "at every layer, for every lens and text",
+        ),
+        (
+            "on the rows it was fitted on, a shortcut is never worse than the identity",
+            not behind,
+            f"{len(fits) - len(behind)} of {len(fits)} fits",
+        ),
+    )
     return [dict(zip(("law", "holds", "detail"), law, strict=True)) for law in laws]
 
 
@@ -101,34 +110,53 @@ def _conditions(result: StudyResult) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        "fit", "Condition of the fits",
+        "fit",
+        "Condition of the fits",
         "Condition number by source layer: how unevenly the source states fill their directions. "
         "The higher it is, the less the weakest directions of a map can be trusted.",
-        _conditions, x=Axis("from layer (to the last)", "layer"), y=Axis("condition number", "log"),
-        lines={"condition": Line("condition number", "black"),
-               "deficient": Line("rank below the width", "orange", "o", "points")},
-        size=(7.2, 3.3), unit="states per fit", sample="a property of the fit, so without interval",
+        _conditions,
+        x=Axis("from layer (to the last)", "layer"),
+        y=Axis("condition number", "log"),
+        lines={
+            "condition": Line("condition number", "black"),
+            "deficient": Line("rank below the width", "orange", "o", "points"),
+        },
+        size=(7.2, 3.3),
+        unit="states per fit",
+        sample="a property of the fit, so without interval",
     ),
-)  # fmt: skip
+)
 
 TABLES = (
     Table(
-        "fits-table", "Fits to the last layer", _finals,
+        "fits-table",
+        "Fits to the last layer",
+        _finals,
         (
-            Column("src", "from"), Column("dst", "to"), Column("rows", form="{:,.0f}"),
-            Column("rank", form="{:.0f}"), Column("width", form="{:.0f}"),
-            Column("condition", form="{:.1e}"), Column("ridge", form="{:g}"),
+            Column("src", "from"),
+            Column("dst", "to"),
+            Column("rows", form="{:,.0f}"),
+            Column("rank", form="{:.0f}"),
+            Column("width", form="{:.0f}"),
+            Column("condition", form="{:.1e}"),
+            Column("ridge", form="{:g}"),
             Column("train_r2", "train R\u00b2 mat", "{:.3f}"),
             Column("train_r2_id", "train R\u00b2 id", "{:.3f}"),
         ),
     ),
     Table(
-        "laws-table", "Checks that any correct run passes", lambda r: r.rows("laws"),
+        "laws-table",
+        "Checks that any correct run passes",
+        lambda r: r.rows("laws"),
         (
             Column("law", "check"),
-            Column("holds", "result", words={True: "holds", False: "FAILS"},
-                   colours={True: "good", False: "bad"}),
+            Column(
+                "holds",
+                "result",
+                words={True: "holds", False: "FAILS"},
+                colours={True: "good", False: "bad"},
+            ),
             Column("detail"),
         ),
     ),
-)  # fmt: skip
+)

@@ -155,9 +155,14 @@ class ShortcutContext(FitContext[ShortcutSettings]):
     def _reading_file(self, text: str) -> Path:
         s, fits = self.settings, [one.key for one in self.fitted.values()]
         return self.file(
-            "read", text, self.fingerprint_of("held-out", text), fits, list(self.banks),
-            s.tuned_rows, s.seed,
-        )  # fmt: skip
+            "read",
+            text,
+            self.fingerprint_of("held-out", text),
+            fits,
+            list(self.banks),
+            s.tuned_rows,
+            s.seed,
+        )
 
     @torch.no_grad()
     def run_again(

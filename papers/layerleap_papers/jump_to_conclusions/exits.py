@@ -56,12 +56,14 @@ def run(context: ShortcutContext) -> Tables:
     )
     texts = context.attempt("Generated texts", lambda: _texts(context, lenses, exits["saved"]))
     return {
-        "exits": exits["curves"], "exits_saved": exits["saved"], "exits_cost": [exits["cost"]],
+        "exits": exits["curves"],
+        "exits_saved": exits["saved"],
+        "exits_cost": [exits["cost"]],
         "exits_lead": replayed.leads_over_fixed(lenses),
         "same_rows": replayed.same_rows(lenses, TARGET),
         "calibrated": calibrated or [],
         "texts": texts or [],
-    }  # fmt: skip
+    }
 
 
 def _cost(context: ShortcutContext, label: str) -> Cost:
@@ -163,9 +165,10 @@ def _flops(result: StudyResult) -> Finding:
         return Finding(text, under="exit_flops")
     best = _best(rows, "flops")
     change = (
-        f"saves {percent(best['flops'], 1)} of the FLOPs" if best["flops"] > 0
+        f"saves {percent(best['flops'], 1)} of the FLOPs"
+        if best["flops"] > 0
         else f"costs {percent(-best['flops'])} more FLOPs than not exiting"
-    )  # fmt: skip
+    )
     return Finding(
         f"If a check at every layer is counted, {sum(row['flops'] > 0 for row in rows)} of the "
         f"{len(rows)} rules that exit at {percent(TARGET)} agreement save FLOPs. The cheapest, "
@@ -250,11 +253,15 @@ def _beats_fixed(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("At 95 % agreement, early exit saves more layers with shortcuts than without.",
-          _saves_more),
-    Claim("Exiting token by token beats exiting at one fixed layer, at the same mean number of "
-          "layers.", _beats_fixed),
-)  # fmt: skip
+    Claim(
+        "At 95 % agreement, early exit saves more layers with shortcuts than without.", _saves_more
+    ),
+    Claim(
+        "Exiting token by token beats exiting at one fixed layer, at the same mean number of "
+        "layers.",
+        _beats_fixed,
+    ),
+)
 
 # --- figures -----------------------------------------------------------------------------------
 
@@ -290,32 +297,48 @@ LAYERS = Axis("mean layers run per token", "layer")
 AGREEMENT = Axis("agreement with the full model", "share")
 FIGURES = (
     Figure(
-        "exit", "Agreement against layers run",
+        "exit",
+        "Agreement against layers run",
         "The gap rule stops where the best token is far enough ahead of the second. Each dot is "
         "one threshold; higher and further left is better. Dashed: every token exits at the same "
         "layer. Star: an oracle that exits at the first layer whose top token is the model's own; "
         "no rule can know this.",
-        _gap_rows, x=LAYERS, y=AGREEMENT, lines=_gap_lines(), zoom={CLOSE: CLOSE_UP}, columns=2,
+        _gap_rows,
+        x=LAYERS,
+        y=AGREEMENT,
+        lines=_gap_lines(),
+        zoom={CLOSE: CLOSE_UP},
+        columns=2,
         size=(5.0, 4.3),
     ),
     Figure(
-        "exit_rules", "All rules",
+        "exit_rules",
+        "All rules",
         "The same axes, one line per rule. A rule is useful only above the dashed line of fixed "
         "exits.",
-        lambda r: exit_rows(r, "layers", maps=_maps(r), close_up=True), x=LAYERS, y=AGREEMENT,
-        lines=RULE_LINES, columns=2, size=(5.0, 4.0),
+        lambda r: exit_rows(r, "layers", maps=_maps(r), close_up=True),
+        x=LAYERS,
+        y=AGREEMENT,
+        lines=RULE_LINES,
+        columns=2,
+        size=(5.0, 4.0),
         zoom={f"Through {name}, {CLOSE_UP_PANEL}": CLOSE_UP for name in MAPS},
     ),
     Figure(
-        "exit_flops", "Agreement against compute",
+        "exit_flops",
+        "Agreement against compute",
         "The lower axis counts everything that is computed, checks included, and doubles with each "
         "step. Right of the line, exiting early costs more than running the whole model.",
         lambda r: exit_rows(r, "flops", maps=_maps(r)),
-        x=Axis("FLOPs, relative to the full model", "times"), y=AGREEMENT, lines=RULE_LINES,
-        marks=lambda _: replayed.FLOPS_MARKS, columns=2, size=(5.0, 4.5),
+        x=Axis("FLOPs, relative to the full model", "times"),
+        y=AGREEMENT,
+        lines=RULE_LINES,
+        marks=lambda _: replayed.FLOPS_MARKS,
+        columns=2,
+        size=(5.0, 4.5),
     ),
     replayed.calibrated_figure(),
-)  # fmt: skip
+)
 
 
 def _same_rows(result: StudyResult) -> Iterator[Row]:
@@ -328,19 +351,29 @@ SAME_ROWS = Table(
     "same-rows-table",
     f"Layers saved at {percent(TARGET)} agreement on the same rows, which no rule was trained on",
     _same_rows,
-    (Column("map", "read through"), Column("rule"), estimate("saved", "layers saved"),
-     Column("times", "times the paper's rule through mat", "{:.2f}"),
-     Column("rows", form="{:,.0f}")),
-)  # fmt: skip
+    (
+        Column("map", "read through"),
+        Column("rule"),
+        estimate("saved", "layers saved"),
+        Column("times", "times the paper's rule through mat", "{:.2f}"),
+        Column("rows", form="{:,.0f}"),
+    ),
+)
 
 SECTION = Section(
-    "exits", "Early exit", run,
+    "exits",
+    "Early exit",
+    run,
     lead="A token that is certain early can exit early. A rule decides this from the reading at "
     "each layer: when the best token is far enough ahead, when the entropy is low enough, when "
     "consecutive layers agree. Rules are replayed on the scores of the held-out text.",
-    short="Early exit", help="early exit, replayed and calibrated", findings=findings,
-    claims=CLAIMS, figures=FIGURES,
+    short="Early exit",
+    help="early exit, replayed and calibrated",
+    findings=findings,
+    claims=CLAIMS,
+    figures=FIGURES,
     tables=(replayed.saved_table("saved-table"), SAME_ROWS, replayed.calibrated_table()),
     texts="texts",
-    needs=("readings",), after=("tuned",),
-)  # fmt: skip
+    needs=("readings",),
+    after=("tuned",),
+)

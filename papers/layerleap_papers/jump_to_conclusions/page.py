@@ -29,21 +29,24 @@ def about(result: StudyResult) -> Iterator[str]:
 def boxes(result: StudyResult) -> Iterator[Box]:
     """The lenses."""
     yield Box(
-        "mat", "mat, the linear shortcut",
+        "mat",
+        "mat, the linear shortcut",
         "One matrix per layer, fitted by least squares, predicts the last state from an early one. "
         "The model's own output head then reads the prediction.",
-    )  # fmt: skip
+    )
     yield Box(
-        "id", "id, the logit lens",
+        "id",
+        "id, the logit lens",
         "The output head reads the early state as it is, as if it were the last one. Nothing is "
         "fitted. It is the baseline that a shortcut has to beat.",
-    )  # fmt: skip
+    )
     if result.rows("tuned"):
         yield Box(
-            "tuned", "tuned, the tuned lens",
+            "tuned",
+            "tuned, the tuned lens",
             "The same kind of map, trained step by step until its output is close to the model's. "
             "The closed form needs no training.",
-        )  # fmt: skip
+        )
 
 
 def tiles(result: StudyResult) -> Iterator[Tile]:
@@ -93,6 +96,9 @@ def _arrow(result: StudyResult) -> tuple[float, float, float, str] | None:
 
 
 PICTURE = Picture(
-    _title, ("precision", "r2"), panels=("Precision@1", LENSES["mat"].label), lines=COMPARED,
+    _title,
+    ("precision", "r2"),
+    panels=("Precision@1", LENSES["mat"].label),
+    lines=COMPARED,
     arrow=_arrow,
-)  # fmt: skip
+)

@@ -99,11 +99,16 @@ def _id_fails(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Between all pairs of layers, a shortcut explains more than the state itself (R2).",
-          _explains_more),
-    Claim("Without a map, R2 of a masked model is no better than the mean for most pairs of "
-          "layers.", _id_fails, is_masked),
-)  # fmt: skip
+    Claim(
+        "Between all pairs of layers, a shortcut explains more than the state itself (R2).",
+        _explains_more,
+    ),
+    Claim(
+        "Without a map, R2 of a masked model is no better than the mean for most pairs of layers.",
+        _id_fails,
+        is_masked,
+    ),
+)
 
 
 def _cells(result: StudyResult) -> Iterator[Row]:
@@ -118,12 +123,17 @@ def _cells(result: StudyResult) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        "r2", "Fit between layers",
+        "r2",
+        "Fit between layers",
         "R\u00b2 on held-out documents for every pair of layers, averaged over coordinates: 1 is a "
         "perfect prediction, 0 is no better than the mean. Values below 0 are shown as 0.",
-        _cells, "heatmap", x=Axis("from layer"), y=Axis("to layer"),
-        value=Axis("R\u00b2 (below 0 shown as 0)", low=0, high=1), size=(4.4, 4.4),
+        _cells,
+        "heatmap",
+        x=Axis("from layer"),
+        y=Axis("to layer"),
+        value=Axis("R\u00b2 (below 0 shown as 0)", low=0, high=1),
+        size=(4.4, 4.4),
         sample=f"95 % intervals are in r2.csv: over documents, or over {GROUPS} groups "
         f"of them if there are more than {GROUPS}",
     ),
-)  # fmt: skip
+)

@@ -176,9 +176,11 @@ def _norms(result: StudyResult) -> Verdict:
     sharp = share_of(first_half, 1 / len(first_half)) if first_half else "no"
     steepest = max(steps, key=lambda row: row["value"], default=None)
     rise = (
-        "" if steepest is None else f"; steepest rise after layer {steepest['layer']}, by "
+        ""
+        if steepest is None
+        else f"; steepest rise after layer {steepest['layer']}, by "
         f"{100 * steepest['value']:.0f} points"
-    )  # fmt: skip
+    )
     return Verdict(
         all_of([ruined, sharp]),
         f"at most {percent(max(values(early)))} over the first fifth of start layers{rise}",
@@ -188,17 +190,22 @@ def _norms(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Of the parts of a block, attention is the cheapest to replace by a linear map.",
-          _attention),
-    Claim("From about a third of the depth on, replacing any one kind of part costs less than "
-          "jumping over the blocks.", _parts_beat_jumps),
+    Claim(
+        "Of the parts of a block, attention is the cheapest to replace by a linear map.", _attention
+    ),
+    Claim(
+        "From about a third of the depth on, replacing any one kind of part costs less than "
+        "jumping over the blocks.",
+        _parts_beat_jumps,
+    ),
     Claim("Replaced norms ruin the output in the first layers, and recover sharply.", _norms),
-)  # fmt: skip
+)
 
 LINES = {
-    "attn": Line("attention replaced", "green"), "ffn": Line("feed-forward replaced", "pink"),
+    "attn": Line("attention replaced", "green"),
+    "ffn": Line("feed-forward replaced", "pink"),
     "norms": Line("norms replaced", "olive"),
-}  # fmt: skip
+}
 LINES |= {
     f"{kind} +b": Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
     for kind, line in LINES.items()
@@ -217,20 +224,31 @@ def _points(result: StudyResult, metric: str) -> Iterator[Row]:
 X = Axis("layer from which on parts are replaced", "layer")
 FIGURES = (
     Figure(
-        "parts", "Parts of a block replaced: agreement",
+        "parts",
+        "Parts of a block replaced: agreement",
         "Further right, fewer blocks are changed. Replaced parts still run the rest of their "
         "block; mat and id skip all blocks. Thick lines are maps without an intercept, as in the "
         "paper, thin dashed lines the same maps fitted with one.",
-        lambda r: _points(r, "precision@1"), x=X, y=Axis("agreement", "share"), lines=LINES,
-        size=(5.2, 4.3), narrow=True,
+        lambda r: _points(r, "precision@1"),
+        x=X,
+        y=Axis("agreement", "share"),
+        lines=LINES,
+        size=(5.2, 4.3),
+        narrow=True,
     ),
     Figure(
-        "parts_surprisal", "Parts of a block replaced: surprisal",
+        "parts_surprisal",
+        "Parts of a block replaced: surprisal",
         "The same runs, measured by how unlikely the full model finds the top token.",
-        lambda r: _points(r, "surprisal"), x=X, y=Axis("surprisal (nats)", low=0), lines=LINES,
-        marks=curves.floor, size=(5.2, 4.3), narrow=True,
+        lambda r: _points(r, "surprisal"),
+        x=X,
+        y=Axis("surprisal (nats)", low=0),
+        lines=LINES,
+        marks=curves.floor,
+        size=(5.2, 4.3),
+        narrow=True,
     ),
-)  # fmt: skip
+)
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -245,17 +263,27 @@ TABLES = (
         "parts-table",
         "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
         "intercept",
-        _table_rows, (Column("layer", "from layer"),), across="column", cells=(estimate("value"),),
+        _table_rows,
+        (Column("layer", "from layer"),),
+        across="column",
+        cells=(estimate("value"),),
         forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
         dense=True,
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    "parts", "Which part of a block can be linear?", run,
+    "parts",
+    "Which part of a block can be linear?",
+    run,
     lead="A block has parts: attention, a feed-forward network and norms. Here, one kind of part "
     "is replaced by a matrix in every block after the start layer; everything else runs as it is.",
-    short="Parts", help="parts of blocks replaced by matrices; with --quick only if named",
-    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES, needs=("readings",),
+    short="Parts",
+    help="parts of blocks replaced by matrices; with --quick only if named",
+    findings=findings,
+    claims=CLAIMS,
+    figures=FIGURES,
+    tables=TABLES,
+    needs=("readings",),
     quick=False,
-)  # fmt: skip
+)

@@ -68,11 +68,14 @@ class ShortcutSettings(FitSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 180), n_read=min(self.n_read, 28),
+            self,
+            n_fit=min(self.n_fit, 180),
+            n_read=min(self.n_read, 28),
             positions=None if self.positions == "one" else self.positions,
-            part_texts=min(self.part_texts, 8), schedule_texts=min(self.schedule_texts, 8),
+            part_texts=min(self.part_texts, 8),
+            schedule_texts=min(self.schedule_texts, 8),
             tuned_rows=min(self.tuned_rows, 1024),
-        )  # fmt: skip
+        )
 
     def resolved(self, model: Transformer) -> "ShortcutSettings":
         """The settings with both texts decided; a text is never compared with itself."""
@@ -91,8 +94,9 @@ class ShortcutSettings(FitSettings):
     def to_dict(self) -> Row:
         """Plain JSON values; models are named."""
         names = [
-            model if isinstance(model, str)
+            model
+            if isinstance(model, str)
             else f"{model.identity.name} ({model.identity.fingerprint[:8]})"
             for model in self.beside
-        ]  # fmt: skip
+        ]
         return {**super().to_dict(), "beside": names}

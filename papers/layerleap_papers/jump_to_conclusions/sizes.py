@@ -65,9 +65,12 @@ def _curves(context: ShortcutContext, scores: Sequence[Row]) -> list[Row]:
     """Curves of one model on its main text, with its size."""
     model, text = context.model, context.text
     about = {
-        "model": model.identity.name, "n_layers": model.n_layers, "d_model": model.d_model,
-        "parameters": model.identity.parameters, "read": text,
-    }  # fmt: skip
+        "model": model.identity.name,
+        "n_layers": model.n_layers,
+        "d_model": model.d_model,
+        "parameters": model.identity.parameters,
+        "read": text,
+    }
     return [
         {**about, **{key: value for key, value in row.items() if key != "fit"}}
         for row in scores
@@ -122,11 +125,17 @@ def _verdict(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Next-token models of different size have the same curve over relative depth.", _verdict,
-          is_next),
-    Claim("Masked models of different size have different curves over relative depth.", _verdict,
-          is_masked),
-)  # fmt: skip
+    Claim(
+        "Next-token models of different size have the same curve over relative depth.",
+        _verdict,
+        is_next,
+    ),
+    Claim(
+        "Masked models of different size have different curves over relative depth.",
+        _verdict,
+        is_masked,
+    ),
+)
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
@@ -139,13 +148,16 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        "sizes", "Agreement by relative depth",
+        "sizes",
+        "Agreement by relative depth",
         "One colour per model. If the curves lie together, models of different depth can be read "
         "equally well after the same share of their layers.",
-        _points, x=Axis("share of the model's layers already run", "share"),
-        y=Axis("agreement", "share"), size=(4.8, 4.2),
+        _points,
+        x=Axis("share of the model's layers already run", "share"),
+        y=Axis("agreement", "share"),
+        size=(4.8, 4.2),
     ),
-)  # fmt: skip
+)
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -158,16 +170,31 @@ def _table_rows(result: StudyResult) -> Iterator[Row]:
 
 TABLES = (
     Table(
-        "sizes-table", "Agreement (%) by relative depth", _table_rows,
-        (Column("model"), Column("parameters", form="{:,.0f}"), Column("n_layers", "layers"),
-         Column("d_model", "width")),
-        across="column", cells=(estimate("value", "", "{:.1f}", 100),),
+        "sizes-table",
+        "Agreement (%) by relative depth",
+        _table_rows,
+        (
+            Column("model"),
+            Column("parameters", form="{:,.0f}"),
+            Column("n_layers", "layers"),
+            Column("d_model", "width"),
+        ),
+        across="column",
+        cells=(estimate("value", "", "{:.1f}", 100),),
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    "sizes", "Models of several sizes", run,
+    "sizes",
+    "Models of several sizes",
+    run,
     lead="The same reading of several models, laid over each other by relative depth.",
-    short="Sizes", help="other models, named by --beside", findings=findings, claims=CLAIMS,
-    figures=FIGURES, tables=TABLES, needs=("readings",), when=lambda s: bool(s.beside),
-)  # fmt: skip
+    short="Sizes",
+    help="other models, named by --beside",
+    findings=findings,
+    claims=CLAIMS,
+    figures=FIGURES,
+    tables=TABLES,
+    needs=("readings",),
+    when=lambda s: bool(s.beside),
+)

@@ -44,9 +44,13 @@ def bank_of(rows: SavedStates, chosen: torch.Tensor, settings: FitSettings) -> S
     }
     solved = [next(iter(solve(moments, src, **options))) for src in range(rows.n_layers)]
     return ShortcutBank(
-        [shortcut for shortcut, _ in solved], fits=[fit for _, fit in solved], model=rows.model,
-        n_layers=rows.n_layers, d_model=rows.d_model, settings=options,
-    )  # fmt: skip
+        [shortcut for shortcut, _ in solved],
+        fits=[fit for _, fit in solved],
+        model=rows.model,
+        n_layers=rows.n_layers,
+        d_model=rows.d_model,
+        settings=options,
+    )
 
 
 def _start(rows: SavedStates, settings: FitSettings, folder: Path) -> ShortcutBank:
@@ -87,10 +91,14 @@ def train(
         checks = max(1, round(share * tuning.steps / tuning.check_every))
         most = min(tuning.max_rows, checks * tuning.check_every * tuning.rows_per_step)
         bank, lines = tune_maps(
-            model, start, own, stopping, replace(tuning, start=way, max_rows=most),
+            model,
+            start,
+            own,
+            stopping,
+            replace(tuning, start=way, max_rows=most),
             checkpoint=checkpoint.with_name(f"{checkpoint.name}-{way}.safetensors"),
             progress=named(progress, f"training from {way}"),
-        )  # fmt: skip
+        )
         record += [line for line in lines if line not in record]
     counts = {"rows": len(stopping), "documents": len(stopping.documents.unique())}
     return Trained(bank, record, counts)

@@ -39,11 +39,17 @@ def tables(context: ShortcutContext) -> Tables:
         agrees = [(scores.rank[fit][:, :-1] == 0).double() for fit in (home, guest)]
         change = (agrees[1] - agrees[0]).mean(1, keepdim=True)
         (row,) = estimates(scores.documents, change)
-        rows.append({
-            "read": read, "fitted_on": away, "fit": guest, "own_fit": home, **row,
-            "fit_rows": context.counts("fit", guest)["rows"],
-            "own_rows": context.counts("fit", home)["rows"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "read": read,
+                "fitted_on": away,
+                "fit": guest,
+                "own_fit": home,
+                **row,
+                "fit_rows": context.counts("fit", guest)["rows"],
+                "own_rows": context.counts("fit", home)["rows"],
+            }
+        )
     return {"transfer": rows}
 
 
@@ -80,9 +86,12 @@ def _transfers(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Shortcuts fitted on one text work for another; masked models lose next to nothing, "
-          "next-token models some points of agreement.", _transfers),
-)  # fmt: skip
+    Claim(
+        "Shortcuts fitted on one text work for another; masked models lose next to nothing, "
+        "next-token models some points of agreement.",
+        _transfers,
+    ),
+)
 
 
 def _curves(result: StudyResult) -> Iterator[tuple[str, Row]]:
@@ -109,13 +118,16 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        "transfer", "Other texts",
+        "transfer",
+        "Other texts",
         "Agreement on each text, with maps fitted on that text and on the other one; if one text "
         "is much larger, also with maps fitted on as few rows of it. If the curves lie together, "
         "the maps describe the model and not the text.",
-        _points, y=Axis("agreement", "share"), size=(4.6, 3.6),
+        _points,
+        y=Axis("agreement", "share"),
+        size=(4.6, 3.6),
     ),
-)  # fmt: skip
+)
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -126,8 +138,12 @@ def _table_rows(result: StudyResult) -> Iterator[Row]:
 
 TABLES = (
     Table(
-        "transfer-table", "Agreement (Precision@1, %) by layer, across texts", _table_rows,
-        (Column("layer"),), across="column", cells=(estimate("value", "", "{:.1f}", 100),),
+        "transfer-table",
+        "Agreement (Precision@1, %) by layer, across texts",
+        _table_rows,
+        (Column("layer"),),
+        across="column",
+        cells=(estimate("value", "", "{:.1f}", 100),),
         dense=True,
     ),
-)  # fmt: skip
+)

@@ -67,10 +67,14 @@ def _needed(result: StudyResult) -> Iterator[Row]:
         most = max((line["rows_seen"] for line in own), default=0)
         needed = row["rows_needed"]
         yield {
-            "x": row["layer"], "y": most if needed is None else needed, "line": row["start"],
-            "muted": needed is None, "note": never, "rows": row["rows"],
+            "x": row["layer"],
+            "y": most if needed is None else needed,
+            "line": row["start"],
+            "muted": needed is None,
+            "note": never,
+            "rows": row["rows"],
             "documents": row["documents"],
-        }  # fmt: skip
+        }
 
 
 SAMPLE = (
@@ -79,26 +83,44 @@ SAMPLE = (
 )
 FIGURES = (
     Figure(
-        "tuned", "Closed form against training: KL divergence",
+        "tuned",
+        "Closed form against training: KL divergence",
         "On a log scale; lower is better. With intervals and on held-out text, the tuned lens is "
         "in the figures of agreement, surprisal and KL above.",
-        lambda r: _points(r, "kl"), y=Axis("KL divergence (nats)", "log"), lines=LINES,
-        size=(5.2, 3.9), narrow=True, sample=SAMPLE,
+        lambda r: _points(r, "kl"),
+        y=Axis("KL divergence (nats)", "log"),
+        lines=LINES,
+        size=(5.2, 3.9),
+        narrow=True,
+        sample=SAMPLE,
     ),
     Figure(
-        "tuned_agreement", "Closed form against training: agreement", "Higher is better.",
-        lambda r: _points(r, "agreement"), y=Axis("agreement", "share"), lines=LINES,
-        size=(5.2, 3.9), narrow=True, sample=SAMPLE,
+        "tuned_agreement",
+        "Closed form against training: agreement",
+        "Higher is better.",
+        lambda r: _points(r, "agreement"),
+        y=Axis("agreement", "share"),
+        lines=LINES,
+        size=(5.2, 3.9),
+        narrow=True,
+        sample=SAMPLE,
     ),
     Figure(
-        "tuned_rows", "Rows of training until ahead",
+        "tuned_rows",
+        "Rows of training until ahead",
         "How many rows training needed until its KL was below that of the closed form. Grey bars "
         "show all rows that it saw without getting there.",
-        _needed, "bars", y=Axis("rows of training"), size=(9.5, 3.2), sample=SAMPLE,
-        lines={"mat": Line("started from mat", "green"),
-               "identity": Line("started from id", "orange")},
+        _needed,
+        "bars",
+        y=Axis("rows of training"),
+        size=(9.5, 3.2),
+        sample=SAMPLE,
+        lines={
+            "mat": Line("started from mat", "green"),
+            "identity": Line("started from id", "orange"),
+        },
     ),
-)  # fmt: skip
+)
 
 TABLES = (
     Table(
@@ -106,20 +128,29 @@ TABLES = (
         "Training against the closed form, on the rows that decided when training stops",
         lambda r: r.rows("tuned"),
         (
-            Column("layer"), Column("start", "started from"),
+            Column("layer"),
+            Column("start", "started from"),
             Column("rows_needed", "rows until ahead", "{:,.0f}", words={None: "never"}),
             Column("seconds_needed", "seconds", "{:,.1f}"),
-            Column("kl_closed", "KL closed", "{:.2f}"), Column("kl_tuned", "KL tuned", "{:.2f}"),
+            Column("kl_closed", "KL closed", "{:.2f}"),
+            Column("kl_tuned", "KL tuned", "{:.2f}"),
             Column("agreement_closed", "P@1 closed (%)", "{:.1f}", 100),
             Column("agreement_tuned", "P@1 tuned (%)", "{:.1f}", 100),
         ),
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    "tuned", "Fitted or trained?", run,
+    "tuned",
+    "Fitted or trained?",
+    run,
     lead="A shortcut is fitted in one step, to states. A tuned lens is trained in many steps, to "
     "match the model's output. What does training add, and how much text does it take?",
-    short="Training", help="trained maps; with --quick only if named", findings=findings,
-    figures=FIGURES, tables=TABLES, needs=("readings",), quick=False,
-)  # fmt: skip
+    short="Training",
+    help="trained maps; with --quick only if named",
+    findings=findings,
+    figures=FIGURES,
+    tables=TABLES,
+    needs=("readings",),
+    quick=False,
+)

@@ -41,15 +41,19 @@ def _boxes(result: StudyResult) -> Iterator[Box]:
 
 
 STUDY = Study(
-    name="stitching", title="{model} stitched to another model, read on {text}",
+    name="stitching",
+    title="{model} stitched to another model, read on {text}",
     help="Stitch the first blocks of MODEL to the last blocks of another model.\n\n"
     "What does a seam cost in loss, for every pair of layers, with a kernel made of the two "
     "vocabularies, a fitted one, a random one, and none? Does a fine-tuned classifier work on "
     "another model without training?\n\n"
     "Bundled models: layerleap study stitching small-lm --other small-lm-2 -o report",
-    method=3, settings=StitchingSettings, context=StitchingContext,
+    method=3,
+    settings=StitchingSettings,
+    context=StitchingContext,
     sections=(pairs.SECTION, classifier.SECTION),
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",
-    about=_about, boxes=_boxes,
-)  # fmt: skip
+    about=_about,
+    boxes=_boxes,
+)

@@ -69,13 +69,18 @@ def tables(context: StitchingContext) -> Tables:
     return {
         "accuracy": rows,
         "chosen": chosen,
-        "classifier": [{
-            "name": classifier.identity.name, "layer": layer,
-            "kept_blocks": context.settings.kept_blocks, "n_layers": classifier.n_layers,
-            **own, "chance": common["value"],
-        }],
+        "classifier": [
+            {
+                "name": classifier.identity.name,
+                "layer": layer,
+                "kept_blocks": context.settings.kept_blocks,
+                "n_layers": classifier.n_layers,
+                **own,
+                "chance": common["value"],
+            }
+        ],
         "translation": _translations(context, layer, kernels, texts),
-    }  # fmt: skip
+    }
 
 
 def _held_out(context: StitchingContext) -> tuple[list[str], Tensor]:
@@ -194,8 +199,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             f"{_blocks(about['kept_blocks'])} after layer {row['layer']} of {a}, "
             f"{LINES[row['kernel']].label}: {percent(row['value'], 1)}{_ends(row)}, {verb}. The "
             "layer was chosen on the other half of the reviews.",
-            under="accuracy", headline=row["kernel"] == "embedding",
-        )  # fmt: skip
+            under="accuracy",
+            headline=row["kernel"] == "embedding",
+        )
     if rows := result.rows("translation"):
         worst = max(rows, key=lambda row: row["gap"])
         agree = "agree" if _is_rounding(worst) else "do NOT agree"
@@ -231,9 +237,10 @@ def _works(result: StudyResult) -> Verdict:
     if row is None:
         return untested("no classifier was stitched")
     return Verdict(
-        above(row, 0.7), f"{percent(row['value'], 1)}{_ends(row)} after layer {row['layer']}",
+        above(row, 0.7),
+        f"{percent(row['value'], 1)}{_ends(row)} after layer {row['layer']}",
         "yes if the interval is above 70 %, at a layer chosen on other reviews",
-    )  # fmt: skip
+    )
 
 
 def _above_chance(result: StudyResult) -> Verdict:
@@ -241,9 +248,10 @@ def _above_chance(result: StudyResult) -> Verdict:
     if row is None:
         return untested("no classifier was stitched")
     return Verdict(
-        above(_lead(row)), f"{100 * row['lead_value']:+.1f} points after layer {row['layer']}",
+        above(_lead(row)),
+        f"{100 * row['lead_value']:+.1f} points after layer {row['layer']}",
         "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
-    )  # fmt: skip
+    )
 
 
 def _translates(result: StudyResult) -> Verdict:
@@ -259,11 +267,14 @@ def _translates(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("A classifier's last blocks work on another model without training (more than 70 % "
-          "right); in the paper, 3 of 11 runs did.", _works),
+    Claim(
+        "A classifier's last blocks work on another model without training (more than 70 % "
+        "right); in the paper, 3 of 11 runs did.",
+        _works,
+    ),
     Claim("They are right more often than always naming the commonest class.", _above_chance),
     Claim("Translating its parameters and splicing the models are the same.", _translates),
-)  # fmt: skip
+)
 
 
 def _curves(result: StudyResult) -> Iterator[Row]:
@@ -280,47 +291,68 @@ def _marks(result: StudyResult) -> Iterator[Mark]:
 
 FIGURES = (
     Figure(
-        "accuracy", "Accuracy over the layer of the seam",
+        "accuracy",
+        "Accuracy over the layer of the seam",
         "The share of held-out reviews that the stitched classifier gets right, by the layer at "
         "which the first model ends. The classifier always goes on at the same layer.",
-        _curves, x=Axis("layer of the first model", "layer"), y=Axis("accuracy", "share"),
+        _curves,
+        x=Axis("layer of the first model", "layer"),
+        y=Axis("accuracy", "share"),
         lines=LINES,
-        marks=_marks, size=(7.2, 4.0), unit="reviews",
+        marks=_marks,
+        size=(7.2, 4.0),
+        unit="reviews",
         sample="bands: 95 %, over reviews",
     ),
-)  # fmt: skip
+)
 
 TABLES = (
     Table(
-        "chosen-table", "Accuracy at the layer chosen on the other half of the reviews",
+        "chosen-table",
+        "Accuracy at the layer chosen on the other half of the reviews",
         lambda result: result.rows("chosen"),
         (
-            Column("kernel"), Column("layer", "after layer"),
+            Column("kernel"),
+            Column("layer", "after layer"),
             estimate("value", "accuracy (%)", "{:.1f}", 100),
-            Column("lead_value", "above chance (points)", "{:+.1f}", 100, low="lead_low",
-                   high="lead_high"),
+            Column(
+                "lead_value",
+                "above chance (points)",
+                "{:+.1f}",
+                100,
+                low="lead_low",
+                high="lead_high",
+            ),
             Column("rows", "reviews", "{:,.0f}"),
         ),
         terminal=True,
     ),
     Table(
-        "translation-table", "Translated parameters beside the splice (embedding kernel)",
+        "translation-table",
+        "Translated parameters beside the splice (embedding kernel)",
         lambda result: result.rows("translation"),
         (
-            Column("layer", "after layer"), Column("texts"),
+            Column("layer", "after layer"),
+            Column("texts"),
             Column("gap", "largest difference of logits", "{:.1e}"),
             Column("size", "largest logit", "{:.2f}"),
             Column("same", "same verdict (%)", "{:.0f}", 100),
         ),
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    key="classifier", title="A classifier without training", run=tables, short="Classifier",
+    key="classifier",
+    title="A classifier without training",
+    run=tables,
+    short="Classifier",
     help="a fine-tuned classifier on the other model",
     lead="The last blocks and the head of a fine-tuned classifier go on where the first model "
     "ends. Nothing is trained: the kernel comes from the two vocabularies. The same is done with "
     "its parameters translated into the basis of the first model, which must say the same.",
-    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES,
+    findings=findings,
+    claims=CLAIMS,
+    figures=FIGURES,
+    tables=TABLES,
     when=lambda settings: settings.classifier is not None,
-)  # fmt: skip
+)

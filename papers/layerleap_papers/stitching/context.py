@@ -139,8 +139,13 @@ class StitchingContext(TextContext[StitchingSettings]):
         """Names and sizes of both models, for sentences."""
         a, b = self.model, self.other
         return {
-            "a": a.identity.name, "b": b.identity.name, "layers_a": a.n_layers,
-            "layers_b": b.n_layers, "d_a": a.d_model, "d_b": b.d_model,
-            "classifier": None if self.settings.classifier is None
+            "a": a.identity.name,
+            "b": b.identity.name,
+            "layers_a": a.n_layers,
+            "layers_b": b.n_layers,
+            "d_a": a.d_model,
+            "d_b": b.d_model,
+            "classifier": None
+            if self.settings.classifier is None
             else name_of(self.settings.classifier),
-        }  # fmt: skip
+        }

@@ -98,8 +98,13 @@ def measure(context: StitchingContext, kernels: Kernels) -> Losses:
         first = a.capture(batch.inputs, layers={*layers, a.n_layers}).states
         recording = record(b, batch.inputs)
 
-        def loss(model: Transformer, h: Tensor, known: Tensor = known, gold: Tensor = gold,
-                 keep: Tensor = batch.keep) -> Tensor:  # fmt: skip
+        def loss(
+            model: Transformer,
+            h: Tensor,
+            known: Tensor = known,
+            gold: Tensor = gold,
+            keep: Tensor = batch.keep,
+        ) -> Tensor:
             return token_losses(model, model.rows(h, keep)[known.to(h.device)], gold)
 
         columns = [
@@ -214,8 +219,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             f"both models is from layer {least['layer_a']} of {a} to layer {least['layer_b']} of "
             f"{b}, which costs {_interval(least)} nats a token (loss {least['loss']:.2f}; guessing "
             f"by token frequency costs {frequency - result.tables['alone'][0]['value']:.2f}).",
-            under="costs", headline=kernel in ("embedding", "folded", "least-squares"),
-        )  # fmt: skip
+            under="costs",
+            headline=kernel in ("embedding", "folded", "least-squares"),
+        )
     yield from _comparisons(result)
 
 
@@ -256,24 +262,32 @@ def _beats(against: str, result: StudyResult) -> tuple[list[Answer], str]:
 
 def _beats_random(result: StudyResult) -> Verdict:
     answers, seen = _beats("random", result)
-    return Verdict(at_every(answers), seen, "yes if the interval says so for all pairs, partly if "
-                   "for most")  # fmt: skip
+    return Verdict(
+        at_every(answers), seen, "yes if the interval says so for all pairs, partly if for most"
+    )
 
 
 def _beats_identity(result: StudyResult) -> Verdict:
     answers, seen = _beats("identity", result)
     if not answers:
         return untested("the models differ in width, so there is no identity kernel")
-    return Verdict(at_every(answers), seen, "yes if the interval says so for all pairs, partly if "
-                   "for most")  # fmt: skip
+    return Verdict(
+        at_every(answers), seen, "yes if the interval says so for all pairs, partly if for most"
+    )
 
 
 CLAIMS = (
-    Claim("The vocabulary relates the spaces of two models: the embedding kernel carries states "
-          "better than a random kernel of the same size.", _beats_random),
-    Claim("Without it, the spaces of two models have nothing in common: the kernel is better than "
-          "leaving states as they are.", _beats_identity),
-)  # fmt: skip
+    Claim(
+        "The vocabulary relates the spaces of two models: the embedding kernel carries states "
+        "better than a random kernel of the same size.",
+        _beats_random,
+    ),
+    Claim(
+        "Without it, the spaces of two models have nothing in common: the kernel is better than "
+        "leaving states as they are.",
+        _beats_identity,
+    ),
+)
 
 
 def _cells(result: StudyResult) -> Iterator[Row]:
@@ -299,25 +313,36 @@ def _damage(result: StudyResult) -> Iterator[Mark]:
 
 FIGURES = (
     Figure(
-        "costs", "Every pair of layers",
+        "costs",
+        "Every pair of layers",
         "What the seam costs: 0 is as good as the second model alone, 1 no better than guessing by "
         "token frequency. Across, the layer at which the first model ends; up, the layer at which "
         "the second one goes on. At the top only its norm and head are left. The colours end at "
         f"{WORST:g}.",
-        _cells, "heatmap", x=Axis("layer of the first model"), y=Axis("layer of the second model"),
+        _cells,
+        "heatmap",
+        x=Axis("layer of the first model"),
+        y=Axis("layer of the second model"),
         value=Axis("cost, as a share of that of guessing", low=0, high=WORST),
-        size=(4.2, 4.2), columns=2, unit="positions",
+        size=(4.2, 4.2),
+        columns=2,
+        unit="positions",
         sample="95 % intervals are in costs.csv: over documents",
     ),
     Figure(
-        "best", "The best partner of each layer",
+        "best",
+        "The best partner of each layer",
         "For each layer of the first model, the cost in nats a token with the layer of the second "
         "that costs least. It is the least of several, so it flatters all kernels alike.",
-        _curves, x=Axis("layer of the first model", "layer"), y=Axis("cost (nats a token)"),
+        _curves,
+        x=Axis("layer of the first model", "layer"),
+        y=Axis("cost (nats a token)"),
         lines=LINES,
-        marks=_damage, size=(7.2, 3.8), unit="positions",
+        marks=_damage,
+        size=(7.2, 3.8),
+        unit="positions",
     ),
-)  # fmt: skip
+)
 
 
 def _best_rows(result: StudyResult) -> Iterator[Row]:
@@ -328,23 +353,34 @@ def _best_rows(result: StudyResult) -> Iterator[Row]:
 
 TABLES = (
     Table(
-        "best-table", "Cost in nats a token at the best partner of each layer", _best_rows,
-        (Column("layer_a", "layer of the first model"),), across="column",
+        "best-table",
+        "Cost in nats a token at the best partner of each layer",
+        _best_rows,
+        (Column("layer_a", "layer of the first model"),),
+        across="column",
         cells=(Column("value", "", "{:.2f}", low="low", high="high", note="partner"),),
         terminal=True,
     ),
     Table(
-        "alone-table", "Loss of each model alone, in nats a token",
+        "alone-table",
+        "Loss of each model alone, in nats a token",
         lambda result: result.rows("alone"),
         (Column("model"), estimate("value", "loss"), Column("rows", "positions", "{:,.0f}")),
         terminal=True,
     ),
-)  # fmt: skip
+)
 
 SECTION = Section(
-    key="pairs", title="What stitching costs", run=tables, required=True, short="Pairs",
+    key="pairs",
+    title="What stitching costs",
+    run=tables,
+    required=True,
+    short="Pairs",
     lead="The first blocks of one model run on a text. A kernel carries their states into the "
     "other model, whose last blocks and head go on from there. The loss of the stitched model is "
     "compared with that of the second model alone, at the same positions of held-out documents.",
-    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES,
-)  # fmt: skip
+    findings=findings,
+    claims=CLAIMS,
+    figures=FIGURES,
+    tables=TABLES,
+)

@@ -57,10 +57,13 @@ class StitchingSettings(TextSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 100), n_read=min(self.n_read, 24),
-            n_reviews=min(self.n_reviews, 60), layers=min(self.layers, 4),
+            self,
+            n_fit=min(self.n_fit, 100),
+            n_read=min(self.n_read, 24),
+            n_reviews=min(self.n_reviews, 60),
+            layers=min(self.layers, 4),
             max_tokens=min(self.max_tokens, 64),
-        )  # fmt: skip
+        )
 
     def resolved(self, model: Transformer) -> "StitchingSettings":
         """The settings with the text decided."""

@@ -39,30 +39,41 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
     yield Box(
-        "mat", "Top-k attention",
+        "mat",
+        "Top-k attention",
         "The softmax over the k highest scores of each query. Scores are all computed, so time "
         "stays quadratic in length; only memory does not.",
-    )  # fmt: skip
+    )
     yield Box(
-        "tuned", "Top-k neurons",
+        "tuned",
+        "Top-k neurons",
         "The k largest products of coefficient and length of the value vector. The rest of the "
         "coefficients become 0.",
-    )  # fmt: skip
+    )
 
 
 STUDY = Study(
-    name="sparsity", method=6, title="How sparse is {model}? Read on {text}",
+    name="sparsity",
+    method=6,
+    title="How sparse is {model}? Read on {text}",
     help="How few keys and neurons does a model need?\n\n"
     "Loss, KL and agreement against k for attention, and for FFNs by four rules. Attention mass in "
     "the top k by layer and head, and what heads that need many keys look at. The smallest k of "
     "each layer for a wanted KL, verified on held-out text. Training with top-k attention beside "
     "exact attention (slow: not with --quick, unless named). Memory, beside fused kernels.",
-    settings=SparsitySettings, context=SparsityContext,
+    settings=SparsitySettings,
+    context=SparsityContext,
     sections=(
-        attention.SECTION, heads.SECTION, ffn.SECTION, budget.SECTION, relu.SECTION,
-        training.SECTION, memory.SECTION,
+        attention.SECTION,
+        heads.SECTION,
+        ffn.SECTION,
+        budget.SECTION,
+        relu.SECTION,
+        training.SECTION,
+        memory.SECTION,
     ),
     paper="Gupta, Dar, Goodman, Ciprut and Berant, \u201cMemory-efficient Transformers via Top-k "
     "Attention\u201d (SustaiNLP 2021).",
-    about=_about, boxes=_boxes,
-)  # fmt: skip
+    about=_about,
+    boxes=_boxes,
+)

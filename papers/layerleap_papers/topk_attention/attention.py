@@ -38,7 +38,7 @@ from layerleap_papers.topk_attention.curves import (
     nearest,
     points,
     shares,
-)  # fmt: skip
+)
 
 
 def _run(context: SparsityContext) -> Tables:
@@ -109,15 +109,20 @@ def _same_output(result: StudyResult) -> Verdict:
         above(row, SAME_TOP),
         f"with k = {own['k']} the top output is the same in {shares(row)} of rows",
         f"yes if the interval is above {percent(SAME_TOP)}",
-    )  # fmt: skip
+    )
 
 
 CLAIMS = (
-    Claim("Top-k attention needs no corrective training: with an eighth of the keys, the loss "
-          "hardly grows.", _untrained),
-    Claim("Zero-shot, the model's answers stay nearly identical with an eighth of the keys.",
-          _same_output),
-)  # fmt: skip
+    Claim(
+        "Top-k attention needs no corrective training: with an eighth of the keys, the loss "
+        "hardly grows.",
+        _untrained,
+    ),
+    Claim(
+        "Zero-shot, the model's answers stay nearly identical with an eighth of the keys.",
+        _same_output,
+    ),
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
@@ -131,19 +136,23 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(
             f"Attention with {first['k']} keys is within {wanted:g} nats of the whole model: KL "
             f"{nats(first)}. {percent(first['affected'])} of the rows see more keys than that.",
-            under="attention", headline=True,
-        )  # fmt: skip
+            under="attention",
+            headline=True,
+        )
     else:
         yield Finding(
             f"No k that was tried ({', '.join(str(row['k']) for row in rows)}) is clearly within "
-            f"{wanted:g} nats of the whole model.", under="attention", headline=True,
-        )  # fmt: skip
+            f"{wanted:g} nats of the whole model.",
+            under="attention",
+            headline=True,
+        )
     fewest = min(rows, key=lambda row: row["k"])
     agreement = result.row("attention", k=fewest["k"], measure="agreement")
     yield Finding(
         f"With k = {fewest['k']}, KL is {nats(fewest)} and the top output is the same in "
-        f"{shares(agreement)} of rows.", under="attention",
-    )  # fmt: skip
+        f"{shares(agreement)} of rows.",
+        under="attention",
+    )
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
@@ -151,25 +160,40 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "attention", "How many keys does attention need?", _run,
+    "attention",
+    "How many keys does attention need?",
+    _run,
     "Every self-attention of the model keeps only the k keys with the highest scores of each query "
     "and computes the softmax over those, without any training. Where a position sees at most k "
     "keys, nothing changes. Everything is compared with the whole model on the same rows.",
-    short="Attention", help="loss, KL and agreement against k", findings=_findings, claims=CLAIMS,
+    short="Attention",
+    help="loss, KL and agreement against k",
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "attention", "Attention with k keys",
+            "attention",
+            "Attention with k keys",
             "Left: how far the output moves. Middle: how often the top output stays the same. "
-            "Right: how much worse the text is predicted.", _points, x=Axis("keys kept (k)", "log"),
-            y=Axis(""), share_y=False, unit="rows", size=(3.7, 3.3),
+            "Right: how much worse the text is predicted.",
+            _points,
+            x=Axis("keys kept (k)", "log"),
+            y=Axis(""),
+            share_y=False,
+            unit="rows",
+            size=(3.7, 3.3),
             lines={"attention": Line("top-k attention", "blue")},
         ),
     ),
     tables=(
         Table(
-            "attention-table", "Attention with k keys", partial(measure_columns, table="attention"),
+            "attention-table",
+            "Attention with k keys",
+            partial(measure_columns, table="attention"),
             (Column("k"), Column("affected", "rows that see more", "{:.0f} %", 100)),
-            across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
+            across="column",
+            cells=(estimate("value", "", "{:.3f}"),),
+            terminal=True,
         ),
     ),
-)  # fmt: skip
+)

@@ -151,10 +151,11 @@ def _alone(
         for level in part.levels[1:]:
             with rows.model.edit(edit({block: level})):
                 ends = [
-                    rows.model.rows(recording.run(recording.states[block - 1], block - 1),
-                                    batch.keep)
+                    rows.model.rows(
+                        recording.run(recording.states[block - 1], block - 1), batch.keep
+                    )
                     for recording, batch in zip(recordings, rows.batches, strict=True)
-                ]  # fmt: skip
+                ]
             found[block, level] = rows.compared(ends)
     return found
 
@@ -166,9 +167,14 @@ def _plan_row(
     is_whole = not plan[block]
     k = math.ceil(level * sizes[block]) if part.kind == FFN else int(level)
     return {
-        "kind": part.kind, "layer": block, "level": level, "k": k, "whole": is_whole,
-        "kept": 1.0 if is_whole else part.kept(level), "guess": costs[block][plan[block]],
-    }  # fmt: skip
+        "kind": part.kind,
+        "layer": block,
+        "level": level,
+        "k": k,
+        "whole": is_whole,
+        "kept": 1.0 if is_whole else part.kept(level),
+        "guess": costs[block][plan[block]],
+    }
 
 
 def _checked(
@@ -186,9 +192,10 @@ def _checked(
     found = []
     about = {"kind": part.kind, "kept": mean, "uniform": same, "uniform_kept": held.kept(same)}
     for what, columns, possible in (
-        ("budget", own.columns(), POSSIBLE), ("same everywhere", other.columns(), POSSIBLE),
+        ("budget", own.columns(), POSSIBLE),
+        ("same everywhere", other.columns(), POSSIBLE),
         (GAIN, other.columns() - own.columns(), [ANY]),
-    ):  # fmt: skip
+    ):
         for name, row in zip(MEASURES, rows.estimates(columns, possible), strict=True):
             found.append({**about, "what": what, "measure": name, **row})
     return found
@@ -233,9 +240,10 @@ def _holds(result: StudyResult, kind: str) -> Verdict:
         return missing or untested("nothing was measured")
     wanted = result.settings["kl"]
     return Verdict(
-        below(row, wanted), f"KL {nats(row)} with {percent(row['kept'])} of the {NOUNS[kind]}",
+        below(row, wanted),
+        f"KL {nats(row)} with {percent(row['kept'])} of the {NOUNS[kind]}",
         f"yes if the interval is below {wanted:g} nats",
-    )  # fmt: skip
+    )
 
 
 def _better(result: StudyResult, kind: str) -> Verdict:
@@ -245,21 +253,29 @@ def _better(result: StudyResult, kind: str) -> Verdict:
     if _is_same(result.rows("budget", kind=kind)):
         return untested("every layer got the same k, at the levels tried")
     return Verdict(
-        above(row), f"the same k everywhere, with at least as many {NOUNS[kind]}, has a KL higher "
-        f"by {nats(row)}", "yes if the interval of the paired difference is above 0",
-    )  # fmt: skip
+        above(row),
+        f"the same k everywhere, with at least as many {NOUNS[kind]}, has a KL higher "
+        f"by {nats(row)}",
+        "yes if the interval of the paired difference is above 0",
+    )
 
 
 CLAIMS = tuple(
     claim
     for kind in KINDS
     for claim in (
-        Claim(f"(ours) A budget of {NOUNS[kind]} chosen on other text keeps the wanted KL on "
-              f"held-out text ({kind}).", partial(_holds, kind=kind)),
-        Claim(f"(ours) Layers need different numbers of {NOUNS[kind]}: sharing them out is better "
-              f"than the same k everywhere ({kind}).", partial(_better, kind=kind)),
+        Claim(
+            f"(ours) A budget of {NOUNS[kind]} chosen on other text keeps the wanted KL on "
+            f"held-out text ({kind}).",
+            partial(_holds, kind=kind),
+        ),
+        Claim(
+            f"(ours) Layers need different numbers of {NOUNS[kind]}: sharing them out is better "
+            f"than the same k everywhere ({kind}).",
+            partial(_better, kind=kind),
+        ),
     )
-)  # fmt: skip
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
@@ -271,15 +287,18 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         if all(row["whole"] for row in rows):
             yield Finding(
                 f"{part}: no layer can be restricted within {result.settings['kl']:g} nats, at the "
-                "levels tried.", under=f"budget-{kind}", headline=True,
-            )  # fmt: skip
+                "levels tried.",
+                under=f"budget-{kind}",
+                headline=True,
+            )
             continue
         if _is_same(rows):
             yield Finding(
                 f"{part}: with {_amount(rows[0])} in every layer, KL on held-out text is "
                 f"{nats(check)}. At the levels tried, no layer got more than another.",
-                under=f"budget-{kind}", headline=True,
-            )  # fmt: skip
+                under=f"budget-{kind}",
+                headline=True,
+            )
             continue
         same = _check(result, kind, "same everywhere")
         most = max(rows, key=lambda row: row["kept"])
@@ -287,12 +306,14 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(
             f"{part}: with {percent(check['kept'])} of the {noun}, shared out by layer, KL on "
             f"held-out text is {nats(check)}; as many {noun} in every layer give {nats(same)}.",
-            under=f"budget-{kind}", headline=True,
-        )  # fmt: skip
+            under=f"budget-{kind}",
+            headline=True,
+        )
         yield Finding(
             f"{part}: layer {most['layer']} needs most ({_amount(most)}), layer {least['layer']} "
-            f"least ({_amount(least)}).", under=f"budget-{kind}",
-        )  # fmt: skip
+            f"least ({_amount(least)}).",
+            under=f"budget-{kind}",
+        )
 
 
 def _amount(row: Row) -> str:
@@ -308,35 +329,58 @@ def _points(result: StudyResult, kind: str) -> Iterator[Row]:
 def _figures(kind: str) -> tuple[Figure, ...]:
     return (
         Figure(
-            f"budget-{kind}", f"{TITLES[kind]}: the budget by layer",
-            f"The part of the {NOUNS[kind]} that each layer keeps.", partial(_points, kind=kind),
-            y=Axis(f"{NOUNS[kind]} kept", "share"), size=(5.2, 3.2), narrow=True,
-            lines={"kept": Line("kept", "blue")}, sample="chosen on the fitting side",
+            f"budget-{kind}",
+            f"{TITLES[kind]}: the budget by layer",
+            f"The part of the {NOUNS[kind]} that each layer keeps.",
+            partial(_points, kind=kind),
+            y=Axis(f"{NOUNS[kind]} kept", "share"),
+            size=(5.2, 3.2),
+            narrow=True,
+            lines={"kept": Line("kept", "blue")},
+            sample="chosen on the fitting side",
         ),
-    )  # fmt: skip
+    )
 
 
 SECTION = Section(
-    "budget", "How small can k be in each layer?", _run,
+    "budget",
+    "How small can k be in each layer?",
+    _run,
     "Every layer is restricted alone, at several levels, on texts of the fitting side. Then layers "
     "are restricted together, step by step, the cheapest first by what they cost alone, as long as "
     "the interval of the KL measured together stays within the wanted one. The result is verified "
     "on held-out texts of the same length, beside the same k in all layers.",
-    short="Budget", help="the smallest k of each layer for a wanted KL", findings=_findings,
-    claims=CLAIMS, figures=(*_figures(ATTENTION), *_figures(FFN)),
+    short="Budget",
+    help="the smallest k of each layer for a wanted KL",
+    findings=_findings,
+    claims=CLAIMS,
+    figures=(*_figures(ATTENTION), *_figures(FFN)),
     tables=(
         Table(
-            "budget-checks", "Budgets on held-out text",
+            "budget-checks",
+            "Budgets on held-out text",
             partial(measure_columns, table="budget_checks"),
-            (Column("kind", "part"), Column("what", "how shared"),
-             Column("kept", "kept", "{:.0f} %", 100)),
-            across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
+            (
+                Column("kind", "part"),
+                Column("what", "how shared"),
+                Column("kept", "kept", "{:.0f} %", 100),
+            ),
+            across="column",
+            cells=(estimate("value", "", "{:.3f}"),),
+            terminal=True,
         ),
         Table(
-            "budget-table", "k by layer", lambda r: r.rows("budget"),
-            (Column("layer"),), across="kind",
-            cells=(Column("k", "k"), Column("kept", "kept", "{:.0f} %", 100),
-                   Column("guess", "KL alone, about", "{:.4f}")), dense=True,
+            "budget-table",
+            "k by layer",
+            lambda r: r.rows("budget"),
+            (Column("layer"),),
+            across="kind",
+            cells=(
+                Column("k", "k"),
+                Column("kept", "kept", "{:.0f} %", 100),
+                Column("guess", "KL alone, about", "{:.4f}"),
+            ),
+            dense=True,
         ),
     ),
-)  # fmt: skip
+)

@@ -44,9 +44,10 @@ class SparsityContext(TextContext[SparsitySettings]):
         """Held-out rows of the same text for another model."""
         n = self.settings.n_read
         return Rows.of(
-            model, self.batches(model=model),
+            model,
+            self.batches(model=model),
             lambda done: self.progress(f"reading with {model.identity.name}", done, n),
-        )  # fmt: skip
+        )
 
     def _short(self, side: Side, n: int | None) -> Rows:
         """Texts cut short: a budget takes hundreds of passes."""
@@ -54,9 +55,13 @@ class SparsityContext(TextContext[SparsitySettings]):
         source, sampling = self.source()
         limit = min(sampling.max_tokens, self.settings.budget_tokens)
         batches = batches_of(
-            self.model, source, replace(sampling, max_tokens=limit), side=side, n_texts=n,
+            self.model,
+            source,
+            replace(sampling, max_tokens=limit),
+            side=side,
+            n_texts=n,
             census=census,
-        )  # fmt: skip
+        )
         rows = Rows.of(
             self.model, batches, lambda done: self.progress("reading short texts", done, n)
         )

@@ -50,8 +50,12 @@ RULES: dict[By, str] = {
     "signed": "by the coefficient itself",
     "pre-activation": "by the pre-activation (the paper's rule)",
 }
-COLUMNS = {"size": "by size", "magnitude": "by magnitude", "signed": "by coefficient",
-           "pre-activation": "by pre-activation"}  # fmt: skip
+COLUMNS = {
+    "size": "by size",
+    "magnitude": "by magnitude",
+    "signed": "by coefficient",
+    "pre-activation": "by pre-activation",
+}
 LINES = {
     "size": Line(RULES["size"], "blue"),
     "magnitude": Line(RULES["magnitude"], "green", marker="D"),
@@ -160,10 +164,12 @@ def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> 
 HALF = 0.5
 CLAIMS = (
     Claim("An eighth of the neurons of each position is enough, with no training.", _enough),
-    Claim("The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
-          "neurons chosen so are as good as half chosen by size.",
-          partial(papers_rule, table="ffn_paired", share=HALF)),
-)  # fmt: skip
+    Claim(
+        "The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
+        "neurons chosen so are as good as half chosen by size.",
+        partial(papers_rule, table="ffn_paired", share=HALF),
+    ),
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
@@ -178,13 +184,16 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(
             f"With {percent(first['share'], 1)} of their neurons, chosen by size at each position, "
             f"FFNs are within {wanted:g} nats of the whole model: KL {nats(first)}.",
-            under="ffn", headline=True,
-        )  # fmt: skip
+            under="ffn",
+            headline=True,
+        )
     else:
         yield Finding(
             f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} "
-            "nats of the whole model.", under="ffn", headline=True,
-        )  # fmt: skip
+            "nats of the whole model.",
+            under="ffn",
+            headline=True,
+        )
     half = nearest(result, "ffn", "share", HALF)
     for rule in ("signed", "pre-activation"):
         row = result.row("ffn_paired", rule=rule, share=half, measure="kl")
@@ -195,8 +204,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             yield Finding(
                 f"Keeping {percent(half, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}"
                 f"; the top output is the same in {shares(agreement)} of rows.",
-                under="ffn", headline=rule == "pre-activation",
-            )  # fmt: skip
+                under="ffn",
+                headline=rule == "pre-activation",
+            )
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
@@ -209,26 +219,40 @@ def _table_rows(result: StudyResult, measure: str) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "ffn", "How many neurons do FFNs need, and which?", _run,
+    "ffn",
+    "How many neurons do FFNs need, and which?",
+    _run,
     "At each position every FFN keeps a share of its neurons and sets the coefficients of the "
     "others to 0. Four rules choose them. The paper chose the largest signed pre-activations, for "
     "ReLU FFNs, whose coefficients are never negative. In a gated FFN, large coefficients have "
     "both signs.",
-    short="FFN", help="the same for neurons, by four rules", findings=_findings, claims=CLAIMS,
+    short="FFN",
+    help="the same for neurons, by four rules",
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "ffn", "FFNs with a share of their neurons",
-            "One line per rule that chooses neurons. Of KL and loss, lower is better.", _points,
-            x=Axis("share of neurons kept", "log"), y=Axis(""), share_y=False, unit="rows",
-            size=(3.7, 3.3), lines=LINES,
+            "ffn",
+            "FFNs with a share of their neurons",
+            "One line per rule that chooses neurons. Of KL and loss, lower is better.",
+            _points,
+            x=Axis("share of neurons kept", "log"),
+            y=Axis(""),
+            share_y=False,
+            unit="rows",
+            size=(3.7, 3.3),
+            lines=LINES,
         ),
     ),
     tables=(
         Table(
-            "ffn-table", "KL to the whole model in nats, by the rule that chooses neurons",
+            "ffn-table",
+            "KL to the whole model in nats, by the rule that chooses neurons",
             partial(_table_rows, measure="kl"),
             (Column("share", "neurons kept", "{:.1f} %", 100), Column("neurons", "k, at least")),
-            across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
+            across="column",
+            cells=(estimate("value", "", "{:.3f}"),),
+            terminal=True,
         ),
     ),
-)  # fmt: skip
+)

@@ -37,9 +37,14 @@ from layerleap_papers.topk_attention.observed import MASS, PLACES, Observed, obs
 MOST = 0.5  # a head is named after a place if the interval of its share is above this
 SPREAD = 0.25  # and "spread" if it attends to more than this part of the keys it sees
 NAMES = {
-    "first": "first token", "previous": "previous token", "self": "own token", "near": "nearby",
-    "spread": "spread out", "distant": "distant tokens", "mixed": "mixed",
-}  # fmt: skip
+    "first": "first token",
+    "previous": "previous token",
+    "self": "own token",
+    "near": "nearby",
+    "spread": "spread out",
+    "distant": "distant tokens",
+    "mixed": "mixed",
+}
 DRAWN = ("first", "previous", "near", "self")
 SHOWN = 12  # heads in the table of those that need most keys
 ENOUGH = 0.9  # of the mass
@@ -89,8 +94,11 @@ def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) ->
         row: Row = {"layer": observed.blocks[block], "head": head, "does": _does(own)}
         for name, estimated in own.items():
             key = name.replace(" ", "_")
-            row |= {key: estimated["value"], f"{key}_low": estimated["low"],
-                    f"{key}_high": estimated["high"]}  # fmt: skip
+            row |= {
+                key: estimated["value"],
+                f"{key}_low": estimated["low"],
+                f"{key}_high": estimated["high"],
+            }
         found.append(
             {**row, "rows": own["needed"]["rows"], "documents": own["needed"]["documents"]}
         )
@@ -141,9 +149,12 @@ def _most_mass(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Attention is sparse: in nearly every head, an eighth of the keys carry nearly all of "
-          "the attention.", _most_mass),
-)  # fmt: skip
+    Claim(
+        "Attention is sparse: in nearly every head, an eighth of the keys carry nearly all of "
+        "the attention.",
+        _most_mass,
+    ),
+)
 
 
 def neediest(result: StudyResult) -> list[Row]:
@@ -159,8 +170,10 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     yield Finding(
         f"The median head puts {percent(MASS)} of its attention on {needed.median():.0f} keys; a "
         f"tenth of the heads need {needed.quantile(0.9):.0f} or more, the neediest "
-        f"({_name(heads[0])}) needs {_needed(heads[0])}.", under="mass", headline=True,
-    )  # fmt: skip
+        f"({_name(heads[0])}) needs {_needed(heads[0])}.",
+        under="mass",
+        headline=True,
+    )
     kinds = {name: [row for row in heads if row["does"] == name] for name in NAMES}
     listed = ", ".join(f"{NAMES[name]} {len(own)}" for name, own in kinds.items() if own)
     yield Finding(f"What heads mostly look at, by number of heads: {listed}.", under="kinds")
@@ -172,8 +185,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     yield Finding(
         f"Of the tenth of heads that need most keys: {listed}; in layer{'s'[: len(layers) - 1]} "
         f"{numbers}.",
-        under="kinds", headline=True,
-    )  # fmt: skip
+        under="kinds",
+        headline=True,
+    )
 
 
 def _name(row: Row) -> str:
@@ -214,54 +228,85 @@ def _ends(key: str, title: str, form: str, scale: float = 1.0) -> Column:
 
 
 SECTION = Section(
-    "heads", "Which heads need many keys, and what do they look at?", _run,
+    "heads",
+    "Which heads need many keys, and what do they look at?",
+    _run,
     "Attention of every head at the same rows, as the model computes it. A head is named after "
     "the first token, the previous token, its own token or nearby tokens if more than half of its "
     "attention goes there, spread out if its attention is as wide as a quarter of the keys it "
     "sees, distant tokens if it is neither and less than half goes to all of these places, and "
     "mixed if intervals leave it open.",
-    short="Heads", help="attention mass in the top k by layer and head", 
-    findings=_findings, claims=CLAIMS,
+    short="Heads",
+    help="attention mass in the top k by layer and head",
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "mass", "Attention on the top k keys, by layer",
+            "mass",
+            "Attention on the top k keys, by layer",
             "The mean over heads of the share of attention that goes to the k keys with most of "
-            "it.", _mass_points, y=Axis("share of attention", "share"), unit="rows",
-            size=(5.2, 3.5), narrow=True,
+            "it.",
+            _mass_points,
+            y=Axis("share of attention", "share"),
+            unit="rows",
+            size=(5.2, 3.5),
+            narrow=True,
         ),
         Figure(
-            "kinds", "Where attention goes, by layer",
+            "kinds",
+            "Where attention goes, by layer",
             "The mean over heads; near is up to a few positions away, without the token itself "
-            "and the first one.", _kind_points, y=Axis("share of attention", "share"),
-            unit="rows", size=(5.2, 3.5), narrow=True,
+            "and the first one.",
+            _kind_points,
+            y=Axis("share of attention", "share"),
+            unit="rows",
+            size=(5.2, 3.5),
+            narrow=True,
             lines={
-                "first": Line("first token", "blue"), "previous": Line("previous token", "green"),
-                "near": Line("nearby", "amber", marker="s"), "self": Line("own token", "grey"),
+                "first": Line("first token", "blue"),
+                "previous": Line("previous token", "green"),
+                "near": Line("nearby", "amber", marker="s"),
+                "self": Line("own token", "grey"),
             },
         ),
         Figure(
-            "needed", "Keys that carry 90 % of attention, by layer and head",
-            "Means over rows. Light heads need many keys.", _cells, kind="heatmap",
-            y=Axis("head"), value=Axis("keys"), size=(9.0, 3.4), unit="rows",
+            "needed",
+            "Keys that carry 90 % of attention, by layer and head",
+            "Means over rows. Light heads need many keys.",
+            _cells,
+            kind="heatmap",
+            y=Axis("head"),
+            value=Axis("keys"),
+            size=(9.0, 3.4),
+            unit="rows",
             sample="means over rows",
         ),
     ),
     tables=(
         Table(
-            "heads-table", "The heads that need most keys", _table_rows,
+            "heads-table",
+            "The heads that need most keys",
+            _table_rows,
             (
-                Column("layer"), Column("head"), _ends("needed", "keys for 90 %", "{:.0f}"),
+                Column("layer"),
+                Column("head"),
+                _ends("needed", "keys for 90 %", "{:.0f}"),
                 _ends("effective", "effective keys", "{:.0f}"),
                 _ends("first", "first token", "{:.0f} %", 100),
                 _ends("previous", "previous", "{:.0f} %", 100),
-                _ends("near", "nearby", "{:.0f} %", 100), Column("does", "mostly"),
+                _ends("near", "nearby", "{:.0f} %", 100),
+                Column("does", "mostly"),
             ),
             terminal=True,
         ),
         Table(
-            "mass-table", "Share of attention on the top k keys, mean over heads",
+            "mass-table",
+            "Share of attention on the top k keys, mean over heads",
             lambda result: [row for row in result.rows("layers_mass") if row["layer"] is not None],
-            (Column("layer"),), across="k", cells=(estimate("value", "", "{:.2f}"),), dense=True,
+            (Column("layer"),),
+            across="k",
+            cells=(estimate("value", "", "{:.2f}"),),
+            dense=True,
         ),
     ),
-)  # fmt: skip
+)

@@ -67,10 +67,12 @@ IMPLEMENTATIONS: dict[str, Attend] = {
     "top-k, recomputed": partial(_chunked, k=K, again=True),
 }
 NAMES = {
-    "eager": "eager: whole score matrix", "sdpa": "sdpa: PyTorch's fused kernel",
-    "chunked": "exact, in chunks", "top-k": f"top-{K}, selection kept",
+    "eager": "eager: whole score matrix",
+    "sdpa": "sdpa: PyTorch's fused kernel",
+    "chunked": "exact, in chunks",
+    "top-k": f"top-{K}, selection kept",
     "top-k, recomputed": f"top-{K}, selected again",
-}  # fmt: skip
+}
 
 
 def kept_bytes(attend: Attend, *shapes: tuple[int, ...]) -> int:
@@ -107,8 +109,11 @@ def growth(lengths: list[int], sizes: list[int]) -> Row | None:
     stats = learn_library("scipy.stats")
     fit = stats.linregress(x, y)
     margin = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr)
-    return {"value": float(fit.slope), "low": float(fit.slope) - margin,
-            "high": float(fit.slope) + margin}  # fmt: skip
+    return {
+        "value": float(fit.slope),
+        "low": float(fit.slope) - margin,
+        "high": float(fit.slope) + margin,
+    }
 
 
 def _run(context: SparsityContext) -> Tables:
@@ -169,15 +174,23 @@ def _leaner(result: StudyResult, table: str, name: str, other: str) -> Verdict:
 
 CLAIMS = (
     Claim("What top-k attention keeps for the backward pass is linear in the length.", _linear),
-    Claim("Training with top-k attention keeps less than with plain attention.",
-          partial(_leaner, table="memory", name="top-k", other="eager")),
-    Claim("It keeps less than today's fused kernels (sdpa), too.",
-          partial(_leaner, table="memory", name="top-k", other="sdpa")),
-    Claim("Training a ReLU FFN keeps less if each token keeps an eighth of its neurons.",
-          partial(_leaner, table="memory_ffn", name="top-k", other="whole")),
-    Claim("(ours) So does the edit TopKNeurons, which works on any FFN.",
-          partial(_leaner, table="memory_ffn", name="masked", other="whole")),
-)  # fmt: skip
+    Claim(
+        "Training with top-k attention keeps less than with plain attention.",
+        partial(_leaner, table="memory", name="top-k", other="eager"),
+    ),
+    Claim(
+        "It keeps less than today's fused kernels (sdpa), too.",
+        partial(_leaner, table="memory", name="top-k", other="sdpa"),
+    ),
+    Claim(
+        "Training a ReLU FFN keeps less if each token keeps an eighth of its neurons.",
+        partial(_leaner, table="memory_ffn", name="top-k", other="whole"),
+    ),
+    Claim(
+        "(ours) So does the edit TopKNeurons, which works on any FFN.",
+        partial(_leaner, table="memory_ffn", name="masked", other="whole"),
+    ),
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
@@ -188,14 +201,17 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.2f} MiB" for name, row in rows.items())
     yield Finding(
         f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
-        f"positions, beside inputs and output: {listed}.", under="memory", headline=True,
-    )  # fmt: skip
+        f"positions, beside inputs and output: {listed}.",
+        under="memory",
+        headline=True,
+    )
     ffns = {row["name"]: row for row in result.rows("memory_ffn")}
     listed = ", ".join(f"{FFN_NAMES[n]} {row['bytes'] / MIB:.2f} MiB" for n, row in ffns.items())
     yield Finding(
         f"A ReLU FFN of {NEURONS:,} neurons keeps at {length:,} positions, beside inputs and "
-        f"output: {listed}.", under="memory",
-    )  # fmt: skip
+        f"output: {listed}.",
+        under="memory",
+    )
     grows = {row["name"]: row for row in result.rows("memory_growth")}
     sdpa = grows.get("sdpa")
     if sdpa is not None and below(sdpa, 1.2) == "yes":
@@ -205,8 +221,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             "reason for top-k attention where that kernel can be used. Top-k still helps where it "
             "cannot (weights have to be looked at, capped or biased), as a measure of how sparse "
             "attention is, and where few values are read from a long cache.",
-            under="memory", headline=True,
-        )  # fmt: skip
+            under="memory",
+            headline=True,
+        )
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
@@ -221,18 +238,26 @@ def _table_rows(result: StudyResult, table: str, names: dict[str, str]) -> Itera
 
 
 SECTION = Section(
-    "memory", "How much does training keep in memory?", _run,
+    "memory",
+    "How much does training keep in memory?",
+    _run,
     f"One causal attention layer of {HEADS} heads of {WIDTH}, batch of one, whatever the model: "
     "the bytes that autograd keeps for the backward pass beside inputs and output, counted. "
     f"Top-k attention has k = {K}. So, too, of one ReLU FFN of {NEURONS:,} neurons, of which an "
     "eighth is kept.",
-    short="Memory", help="bytes kept by eager, chunked, sdpa and top-k attention, and by FFNs",
-    findings=_findings, claims=CLAIMS,
+    short="Memory",
+    help="bytes kept by eager, chunked, sdpa and top-k attention, and by FFNs",
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "memory", "Kept by attention for the backward pass",
-            "On both axes, each step is a factor.", _points, x=Axis("positions", "log"),
-            y=Axis("MiB", "log"), size=(5.6, 3.6),
+            "memory",
+            "Kept by attention for the backward pass",
+            "On both axes, each step is a factor.",
+            _points,
+            x=Axis("positions", "log"),
+            y=Axis("MiB", "log"),
+            size=(5.6, 3.6),
             sample="bytes are counted, not sampled",
             lines={
                 "eager": Line(NAMES["eager"], "orange", marker="s"),
@@ -245,19 +270,26 @@ SECTION = Section(
     ),
     tables=(
         Table(
-            "memory-table", "Kept by attention for the backward pass, in MiB",
+            "memory-table",
+            "Kept by attention for the backward pass, in MiB",
             partial(_table_rows, table="memory", names=NAMES),
-            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
+            (Column("length", "positions"),),
+            across="column",
+            cells=(Column("mib", "", "{:.2f}"),),
         ),
         Table(
-            "ffn-memory-table", "Kept by a ReLU FFN for the backward pass, in MiB",
+            "ffn-memory-table",
+            "Kept by a ReLU FFN for the backward pass, in MiB",
             partial(_table_rows, table="memory_ffn", names=FFN_NAMES),
-            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
+            (Column("length", "positions"),),
+            across="column",
+            cells=(Column("mib", "", "{:.2f}"),),
         ),
         Table(
-            "growth-table", "Exponent of growth with length",
+            "growth-table",
+            "Exponent of growth with length",
             lambda r: [{**row, "name": NAMES[row["name"]]} for row in r.rows("memory_growth")],
             (Column("name", ""), estimate("value", "exponent")),
         ),
     ),
-)  # fmt: skip
+)

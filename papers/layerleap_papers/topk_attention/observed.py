@@ -61,9 +61,13 @@ class _Watcher:
     """Goes around attention functions and looks at the kept rows of one batch."""
 
     def __init__(
-        self, modules: dict[nn.Module, int], model: Transformer, batch: Batch,
-        keys: tuple[int, ...], window: int,
-    ) -> None:  # fmt: skip
+        self,
+        modules: dict[nn.Module, int],
+        model: Transformer,
+        batch: Batch,
+        keys: tuple[int, ...],
+        window: int,
+    ) -> None:
         self.keys, self.window, self.model = keys, window, model
         self.modules = modules
         self.queries = [own.nonzero()[:, 0] for own in batch.keep.cpu()]
@@ -72,9 +76,15 @@ class _Watcher:
         self.runs: dict[nn.Module, int] = {}
 
     def __call__(
-        self, function: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor,
-        value: Tensor, attention_mask: Tensor | None, **kwargs: Any,
-    ) -> tuple[Any, Any]:  # fmt: skip
+        self,
+        function: AttentionFunction,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
         """As `function`; attention of modules that are not the blocks' own is left alone."""
         if module in self.modules:
             # A block that several layers share (ALBERT) runs once for each of them.
@@ -89,14 +99,24 @@ class _Watcher:
         return function(module, query, key, value, attention_mask, **kwargs)
 
     def _look(
-        self, text: int, rows: Tensor, module: nn.Module, query: Tensor, key: Tensor,
-        attention_mask: Tensor | None, **kwargs: Any,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        text: int,
+        rows: Tensor,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
         """Statistics of some rows of one text: (row, head) by name."""
         weights = row_weights(
-            module, query[text], key[text], _of_text(attention_mask, text), rows.to(query.device),
+            module,
+            query[text],
+            key[text],
+            _of_text(attention_mask, text),
+            rows.to(query.device),
             **{k: _of_text(v, text) if k == "position_bias" else v for k, v in kwargs.items()},
-        )  # fmt: skip
+        )
         stats = statistics(weights, rows, self.keys, self.window)
         if not self.pools:
             return stats
@@ -122,11 +142,21 @@ def _of_text(value: Any, text: int) -> Any:
 
 @torch.no_grad()
 def row_weights(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, rows: Tensor, *,
-    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None, is_causal: bool | None = None, dropout: float = 0.0,
-    sliding_window: int | None = None, **kwargs: Any,
-) -> Tensor:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    rows: Tensor,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    is_causal: bool | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> Tensor:
     """Attention of some rows of one text: (head, row, key), in float32.
 
     Args:
@@ -189,10 +219,11 @@ def statistics(
     offsets = (places - rows[:, None]).abs()
     is_first = places == 0
     masks = {
-        "first": is_first.expand_as(offsets), "self": (offsets == 0) & ~is_first,
+        "first": is_first.expand_as(offsets),
+        "self": (offsets == 0) & ~is_first,
         "previous": (places == rows[:, None] - 1) & ~is_first,
         "near": (offsets > 0) & (offsets <= window) & ~is_first,
-    }  # fmt: skip
+    }
     for name, mask in masks.items():
         found[name] = (weights * mask).sum(-1) / total[..., 0]
     share = weights / total

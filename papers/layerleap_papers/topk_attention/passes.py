@@ -61,9 +61,13 @@ class Rows:
             raise BadText("there is no text to read")
         gold = [torch.full_like(b.documents, -1) if b.gold is None else b.gold for b in kept]
         return cls(
-            model, tuple(kept), tuple(states), torch.cat([batch.documents for batch in kept]),
-            torch.cat(gold), torch.cat([_visible(model, batch) for batch in kept]),
-        )  # fmt: skip
+            model,
+            tuple(kept),
+            tuple(states),
+            torch.cat([batch.documents for batch in kept]),
+            torch.cat(gold),
+            torch.cat([_visible(model, batch) for batch in kept]),
+        )
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -125,9 +129,10 @@ class Rows:
         """One row per measure, with its interval."""
         found = self.estimates(measured.columns(), POSSIBLE)
         return [
-            {**about, "measure": name, **row} for name, row in zip(MEASURES, found, strict=True)
+            {**about, "measure": name, **row}
+            for name, row in zip(MEASURES, found, strict=True)
             if row["value"] is not None
-        ]  # fmt: skip
+        ]
 
 
 @torch.no_grad()

@@ -111,14 +111,18 @@ def _sparser(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than are "
-          "active, are as good as those chosen by size (small-lm-relu).",
-          partial(_rule, kind=RELU)),
-    Claim("With gates, the paper's rule is right as well (small-lm).",
-          partial(_rule, kind=GATED)),
-    Claim("(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "
-          "them costs less.", _sparser),
-)  # fmt: skip
+    Claim(
+        "With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than are "
+        "active, are as good as those chosen by size (small-lm-relu).",
+        partial(_rule, kind=RELU),
+    ),
+    Claim("With gates, the paper's rule is right as well (small-lm).", partial(_rule, kind=GATED)),
+    Claim(
+        "(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "
+        "them costs less.",
+        _sparser,
+    ),
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
@@ -137,8 +141,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             yield Finding(
                 f"{name}, with {percent(share, 1)} of the neurons, fewer than are active: KL "
                 f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size.",
-                under="relu", headline=True,
-            )  # fmt: skip
+                under="relu",
+                headline=True,
+            )
     verdict = _sparser(result)
     if verdict.agrees != "not tested":
         yield Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
@@ -146,8 +151,13 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
 
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("relu", measure="kl"):
-        yield {**row, "x": row["share"], "y": row["value"], "line": row["rule"],
-               "panel": f"{row['ffn']} ({TWINS[row['ffn']]})"}  # fmt: skip
+        yield {
+            **row,
+            "x": row["share"],
+            "y": row["value"],
+            "line": row["rule"],
+            "panel": f"{row['ffn']} ({TWINS[row['ffn']]})",
+        }
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -156,26 +166,39 @@ def _table_rows(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "relu", "Is the paper's rule right for ReLU and wrong for gates?", _run,
+    "relu",
+    "Is the paper's rule right for ReLU and wrong for gates?",
+    _run,
     "No large ReLU model can be bundled, so two small language models are trained on this machine "
     "on first use, on the same text and in the same way: one with plain ReLU FFNs, one with gated "
     "FFNs. Both are read on the same held-out texts. They are weak models; only the difference "
     "between their FFNs is of interest.",
-    short="ReLU", help="the rules on a small ReLU model and its gated twin", quick=False,
-    findings=_findings, claims=CLAIMS,
+    short="ReLU",
+    help="the rules on a small ReLU model and its gated twin",
+    quick=False,
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "relu", "KL by share of neurons and rule", "With ReLU all rules coincide as soon as "
-            "all positive coefficients are kept.", _points,
-            x=Axis("share of neurons kept", "log"), y=Axis(PANELS["kl"]), unit="rows",
-            size=(4.4, 3.4), lines=LINES,
+            "relu",
+            "KL by share of neurons and rule",
+            "With ReLU all rules coincide as soon as all positive coefficients are kept.",
+            _points,
+            x=Axis("share of neurons kept", "log"),
+            y=Axis(PANELS["kl"]),
+            unit="rows",
+            size=(4.4, 3.4),
+            lines=LINES,
         ),
     ),
     tables=(
         Table(
-            "relu-table", "KL to the whole model in nats", _table_rows,
+            "relu-table",
+            "KL to the whole model in nats",
+            _table_rows,
             (Column("ffn", "FFN"), Column("share", "neurons kept", "{:.1f} %", 100)),
-            across="column", cells=(estimate("value", "", "{:.3f}"),),
+            across="column",
+            cells=(estimate("value", "", "{:.3f}"),),
         ),
     ),
-)  # fmt: skip
+)

@@ -62,6 +62,7 @@ FFNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "masked": _masked,
 }
 FFN_NAMES = {
-    "whole": "whole FFN", "top-k": f"top {FFN_K}, as in the paper",
+    "whole": "whole FFN",
+    "top-k": f"top {FFN_K}, as in the paper",
     "masked": f"top {FFN_K} by TopKNeurons",
-}  # fmt: skip
+}

@@ -116,15 +116,23 @@ def review_windows(model: Transformer, path: Path, settings: TuneSettings) -> Wi
 
 
 def fine_tuned(
-    model: Transformer, windows: Windows, attention: str, settings: TuneSettings, seed: int,
+    model: Transformer,
+    windows: Windows,
+    attention: str,
+    settings: TuneSettings,
+    seed: int,
     tell: Tell,
-) -> list[Point]:  # fmt: skip
+) -> list[Point]:
     """The curve of a copy of the model, all of whose weights are trained."""
     tuned: Any = copy.deepcopy(model.model)
     tuned.set_attn_implementation(implementation(attention, settings.seen))
     generator = torch.Generator().manual_seed(seed)
-    order = torch.cat([torch.randperm(len(windows.fitted), generator=generator)
-                       for _ in range(-(-settings.steps // len(windows.fitted)))])  # fmt: skip
+    order = torch.cat(
+        [
+            torch.randperm(len(windows.fitted), generator=generator)
+            for _ in range(-(-settings.steps // len(windows.fitted)))
+        ]
+    )
     optimizer = torch.optim.AdamW(
         tuned.parameters(), lr=settings.rate, weight_decay=0.0, fused=True
     )

@@ -52,13 +52,17 @@ class SparsitySettings(TextSettings):
         f"every:{DENSEST_MASKS} of a masked model, or all of an encoder-decoder.",
     )
     keys: tuple[int, ...] = option(
-        (2, 4, 8, 16, 32, 64, 128), "How many keys attention keeps, one run each.",
-        flags=("--keys",), parse=numbers,
-    )  # fmt: skip
+        (2, 4, 8, 16, 32, 64, 128),
+        "How many keys attention keeps, one run each.",
+        flags=("--keys",),
+        parse=numbers,
+    )
     shares: tuple[float, ...] = option(
         (0.015625, 0.03125, 0.0625, 0.125, 0.25, 0.5, 0.75),
-        "Shares of neurons that FFNs keep, one run each.", flags=("--shares",), parse=shares,
-    )  # fmt: skip
+        "Shares of neurons that FFNs keep, one run each.",
+        flags=("--shares",),
+        parse=shares,
+    )
     kl: float = option(
         0.05, "KL in nats that a budget may cost: the upper end of its interval.", flags=("--kl",)
     )
@@ -98,12 +102,15 @@ class SparsitySettings(TextSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 2), n_read=min(self.n_read, 6),
-            max_tokens=min(self.max_tokens, 128), budget_tokens=min(self.budget_tokens, 48),
+            self,
+            n_fit=min(self.n_fit, 2),
+            n_read=min(self.n_read, 6),
+            max_tokens=min(self.max_tokens, 128),
+            budget_tokens=min(self.budget_tokens, 48),
             keys=_spread(tuple(sorted(self.keys))[1:-1] or self.keys, 3),
             shares=tuple(sorted({min(self.shares, key=lambda s: abs(s - w)) for w in CLAIMED})),
             lengths=tuple(sorted(self.lengths)[:3]),
-        )  # fmt: skip
+        )
 
     def resolved(self, model: Transformer) -> Self:
         """Text and positions that suit the model; k in order, each once."""
@@ -111,9 +118,12 @@ class SparsitySettings(TextSettings):
         if reads_pairs(model):
             positions = "all"  # what a decoder writes is short
         return replace(
-            self, text=self.main_text(model), positions=self.positions or positions,
-            keys=tuple(sorted(set(self.keys))), shares=tuple(sorted(set(self.shares))),
-        )  # fmt: skip
+            self,
+            text=self.main_text(model),
+            positions=self.positions or positions,
+            keys=tuple(sorted(set(self.keys))),
+            shares=tuple(sorted(set(self.shares))),
+        )
 
 
 def _spread(values: tuple[T, ...], n: int) -> tuple[T, ...]:

@@ -196,11 +196,15 @@ def _last(points: list[Row], attention: str, measure: str) -> list[float]:
 
 def _ends(name: str, points: list[Row]) -> list[Row]:
     return [
-        {"task": name, "attention": attention, "measure": measure,
-         **over_seeds(_last(points, attention, measure))}
+        {
+            "task": name,
+            "attention": attention,
+            "measure": measure,
+            **over_seeds(_last(points, attention, measure)),
+        }
         for attention in (EXACT, TOP, SWAPPED)
         for measure in _measures(points)
-    ]  # fmt: skip
+    ]
 
 
 def _gaps(name: str, points: list[Row]) -> list[Row]:
@@ -208,8 +212,9 @@ def _gaps(name: str, points: list[Row]) -> list[Row]:
     found = []
     for attention in (TOP, SWAPPED):
         for measure in _measures(points):
-            pairs = zip(_last(points, attention, measure), _last(points, EXACT, measure),
-                        strict=True)  # fmt: skip
+            pairs = zip(
+                _last(points, attention, measure), _last(points, EXACT, measure), strict=True
+            )
             row = over_seeds([ours - exact for ours, exact in pairs])
             found.append({"task": name, "attention": attention, "measure": measure, **row})
     return found
@@ -268,13 +273,22 @@ def _gain(result: StudyResult, about: Row, end: Row | None) -> float:
 
 
 CLAIMS = (
-    Claim("Trained from scratch on ListOps, top-k attention is nearly as accurate as exact "
-          "attention.", partial(_same, task=LISTOPS)),
-    Claim("Trained from scratch on byte-level film reviews, top-k attention is nearly as accurate "
-          "as exact attention.", partial(_same, task=REVIEWS)),
-    Claim("Fine-tuned with top-k attention, the model ends with nearly the same loss as with exact "
-          "attention.", partial(_same, task=TUNING)),
-)  # fmt: skip
+    Claim(
+        "Trained from scratch on ListOps, top-k attention is nearly as accurate as exact "
+        "attention.",
+        partial(_same, task=LISTOPS),
+    ),
+    Claim(
+        "Trained from scratch on byte-level film reviews, top-k attention is nearly as accurate "
+        "as exact attention.",
+        partial(_same, task=REVIEWS),
+    ),
+    Claim(
+        "Fine-tuned with top-k attention, the model ends with nearly the same loss as with exact "
+        "attention.",
+        partial(_same, task=TUNING),
+    ),
+)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
@@ -283,26 +297,38 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         get = partial(result.row, "training_ends", task=task, measure=measure)
         words = nats if measure == "loss" else shares
         gap = result.row("training_gaps", task=task, attention=TOP, measure=measure)
-        chance = "" if about["chance"] is None else (
-            f" (always giving the most frequent class: {percent(about['chance'])}, a linear "
-            f"classifier of how often each symbol occurs: {percent(about['counts'])})"
-        )  # fmt: skip
+        chance = (
+            ""
+            if about["chance"] is None
+            else (
+                f" (always giving the most frequent class: {percent(about['chance'])}, a linear "
+                f"classifier of how often each symbol occurs: {percent(about['counts'])})"
+            )
+        )
         yield Finding(
             f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
             f"{words(get(attention=TOP))} with k = {about['k']}, {percent(about['kept'])} of the "
             f"keys of a row on average{chance}; "
-            f"paired difference {interval(gap, '{:+.3f}')}.", under="curves", headline=True,
-        )  # fmt: skip
+            f"paired difference {interval(gap, '{:+.3f}')}.",
+            under="curves",
+            headline=True,
+        )
         yield Finding(
             f"{task}: trained with exact attention and then read with k = {about['k']}, held-out "
-            f"{measure} is {words(get(attention=SWAPPED))}.", under="curves",
-        )  # fmt: skip
+            f"{measure} is {words(get(attention=SWAPPED))}.",
+            under="curves",
+        )
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("training"):
-        yield {**row, "x": row["step"], "y": row["value"], "line": row["attention"],
-               "panel": f"{row['task']}: {row['measure']}"}  # fmt: skip
+        yield {
+            **row,
+            "x": row["step"],
+            "y": row["value"],
+            "line": row["attention"],
+            "panel": f"{row['task']}: {row['measure']}",
+        }
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -313,28 +339,44 @@ def _table_rows(result: StudyResult) -> Iterator[Row]:
 
 
 SECTION = Section(
-    "training", "Does training with top-k attention end at the same place?", _run,
+    "training",
+    "Does training with top-k attention end at the same place?",
+    _run,
     "Small encoders are trained from scratch on ListOps and on film reviews read byte by byte, and "
     "the model itself is fine-tuned on film reviews, once with exact and once with top-k "
     "attention: the same weights to start from, the same batches. k keeps about an eighth of the "
     "keys that rows see. Sizes are those that take minutes, so accuracies are far from what these "
     "tasks allow; what counts is the difference.",
-    short="Training", help="from scratch and fine-tuning, top-k beside exact; slow", quick=False,
-    findings=_findings, claims=CLAIMS,
+    short="Training",
+    help="from scratch and fine-tuning, top-k beside exact; slow",
+    quick=False,
+    findings=_findings,
+    claims=CLAIMS,
     figures=(
         Figure(
-            "curves", "Learning curves on held-out items", "Bands are intervals over seeds.",
-            _points, x=Axis("step"), y=Axis(""), share_y=False, size=(3.7, 3.3),
+            "curves",
+            "Learning curves on held-out items",
+            "Bands are intervals over seeds.",
+            _points,
+            x=Axis("step"),
+            y=Axis(""),
+            share_y=False,
+            size=(3.7, 3.3),
             sample="bands: 95 %, Student's t over seeds",
-            lines={EXACT: Line("exact attention", "orange", marker="s"),
-                   TOP: Line("top-k attention", "blue")},
+            lines={
+                EXACT: Line("exact attention", "orange", marker="s"),
+                TOP: Line("top-k attention", "blue"),
+            },
         ),
     ),
     tables=(
         Table(
-            "training-table", "Where runs end, and paired differences", _table_rows,
-            (Column("task"), Column("measure", ""), Column("seeds")), across="column",
+            "training-table",
+            "Where runs end, and paired differences",
+            _table_rows,
+            (Column("task"), Column("measure", ""), Column("seeds")),
+            across="column",
             cells=(estimate("value", "", "{:.3f}"),),
         ),
     ),
-)  # fmt: skip
+)

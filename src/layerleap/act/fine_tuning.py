@@ -33,8 +33,14 @@ class FineTuning:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        least_values = {"steps": 1, "batch": 1, "max_tokens": 2, "check_every": 1,
-                        "tested_tokens": 0, "seed": 0}  # fmt: skip
+        least_values = {
+            "steps": 1,
+            "batch": 1,
+            "max_tokens": 2,
+            "check_every": 1,
+            "tested_tokens": 0,
+            "seed": 0,
+        }
         for name, least in least_values.items():
             if getattr(self, name) < least:
                 raise BadSettings(f"{name} is {getattr(self, name)}; expected {least} or more")

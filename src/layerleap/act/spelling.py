@@ -103,15 +103,20 @@ class Knob(NamedTuple):
 
 PROBABILITY = "a probability from 0 to 1"
 KNOBS = {
-    "fixed": Knob("layer", "a layer from 1 on (at layer 0 nothing has been computed)", 1,
-                  is_integer=True, example="20"),
+    "fixed": Knob(
+        "layer",
+        "a layer from 1 on (at layer 0 nothing has been computed)",
+        1,
+        is_integer=True,
+        example="20",
+    ),
     "gap": Knob("lam", "any finite number", example="0.8"),
     "top-probability": Knob("threshold", PROBABILITY, 0, 1, example="0.9"),
     "entropy": Knob("threshold", "an entropy in nats, 0 or more", 0, example="0.5"),
     "similarity": Knob("threshold", "a cosine from -1 to 1", -1, 1, example="0.98"),
     "task": Knob("threshold", PROBABILITY, 0, 1, example="0.9"),
     "patience": Knob("k", "a number of layers from 1 on", 1, is_integer=True, example="3"),
-}  # fmt: skip
+}
 TYPED = (*(name for name in KNOBS if name != "task"), "never")  # "task" needs its probe
 
 

@@ -210,9 +210,14 @@ def evaluate(
         fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
         census = Census(leave_out=frozenset() if keep else fitted)
         batches = batches_of(
-            transformer, source, sampling, side=side, n_texts=n_texts, census=census,
+            transformer,
+            source,
+            sampling,
+            side=side,
+            n_texts=n_texts,
+            census=census,
             tokens_per_batch=tokens_per_batch,
-        )  # fmt: skip
+        )
         errors = {name: MapErrors(one) for name, one in to_last.items()}
 
         def on_states(states: Mapping[int, Tensor], batch: Batch) -> None:
@@ -223,9 +228,14 @@ def evaluate(
         lenses |= {label: Lens(transformer, one) for label, one in banks.items()}
         try:
             scores = score(
-                transformer, lenses, batches, on_states=on_states, progress=report, total=n_texts,
+                transformer,
+                lenses,
+                batches,
+                on_states=on_states,
+                progress=report,
+                total=n_texts,
                 phase="evaluating",
-            )  # fmt: skip
+            )
         except BadText as error:
             if not census.left_out:
                 raise
@@ -234,9 +244,17 @@ def evaluate(
     if n_documents < 2:
         raise _too_little(name, n_rows, n_documents, census.left_out)
     return Evaluation(
-        first.model, name, side, bool(census.used & fitted), census.left_out,
-        unknown, first.n_layers, n_rows, n_documents, [*scores.table(), *_r2_rows(errors)],
-    )  # fmt: skip
+        first.model,
+        name,
+        side,
+        bool(census.used & fitted),
+        census.left_out,
+        unknown,
+        first.n_layers,
+        n_rows,
+        n_documents,
+        [*scores.table(), *_r2_rows(errors)],
+    )
 
 
 def _named_banks(
@@ -284,9 +302,14 @@ def sampling_of(bank: ShortcutBank) -> Sampling:
 
 
 def _source(
-    transformer: Transformer, text: Any, sampling: Sampling, side: Side, starts: str | None,
-    n_texts: int | None, progress: Progress,
-) -> tuple[str, Any, Sampling]:  # fmt: skip
+    transformer: Transformer,
+    text: Any,
+    sampling: Sampling,
+    side: Side,
+    starts: str | None,
+    n_texts: int | None,
+    progress: Progress,
+) -> tuple[str, Any, Sampling]:
     """The name of the text, the text itself, and how to sample it."""
     shares = {"held-out": sampling.held_out, "fit": 1 - sampling.held_out, "both": 1.0}
     check_choice(side, Side, "side")
@@ -320,6 +343,9 @@ def _r2_rows(errors: Mapping[str, MapErrors]) -> Iterator[dict[str, Any]]:
         last = {"src": len(ends), "r2": 1.0, "low": 1.0, "high": 1.0}
         for layer, row in [*sorted(ends.items()), (len(ends), {**ends[0], **last})]:
             yield {
-                "map": label, "layer": layer, "metric": "r2", "value": row["r2"],
+                "map": label,
+                "layer": layer,
+                "metric": "r2",
+                "value": row["r2"],
                 **{key: row[key] for key in ("low", "high", "rows", "documents")},
-            }  # fmt: skip
+            }

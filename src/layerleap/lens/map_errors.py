@@ -92,11 +92,14 @@ class MapErrors:
                 weighted = 1 - error[0][varies].sum() / spread[0][varies].sum()
                 table.append(
                     {
-                        "map": name, "src": src, "dst": dst, "weighted": finite(weighted.item()),
+                        "map": name,
+                        "src": src,
+                        "dst": dst,
+                        "weighted": finite(weighted.item()),
                         "no_first": finite(r2[1].item()) if n[1] > 1 else None,
                         **self._estimate("r2", r2, n, is_r2=True),
                     }
-                )  # fmt: skip
+                )
         return table
 
     def leads(self) -> list[dict[str, Any]]:
@@ -146,10 +149,13 @@ class MapErrors:
         else:
             low, high = jackknife(value, left_out, sizes, centred=True)
         return {
-            key: finite(value.item()), "low": finite(torch.minimum(low, value).item()),
-            "high": finite(torch.maximum(high, value).item()), "rows": int(n[0]),
-            "documents": len(self.group_of), "groups": min(GROUPS, len(self.group_of)),
-        }  # fmt: skip
+            key: finite(value.item()),
+            "low": finite(torch.minimum(low, value).item()),
+            "high": finite(torch.maximum(high, value).item()),
+            "rows": int(n[0]),
+            "documents": len(self.group_of),
+            "groups": min(GROUPS, len(self.group_of)),
+        }
 
 
 def _average(error: Tensor, spread: Tensor) -> Tensor:

@@ -70,9 +70,14 @@ class Reference(Distribution):
         # Clamped because rounding can push a divergence of zero slightly below zero.
         kl = (cross - self.entropy).clamp_min(0)
         return Comparison(
-            read.top, self._rank(chosen, read.top), self.log_norm - chosen[:, 0], kl,
-            read.top_prob, read.second(), read.entropy,
-        )  # fmt: skip
+            read.top,
+            self._rank(chosen, read.top),
+            self.log_norm - chosen[:, 0],
+            kl,
+            read.top_prob,
+            read.second(),
+            read.entropy,
+        )
 
     def _rank(self, chosen: Tensor, top: Tensor) -> Tensor:
         rank = (self.best > chosen).sum(-1).clamp_max(DEPTH)

@@ -97,13 +97,15 @@ class RandomWalks:
         return {
             name: RandomWalk(
                 replace(
-                    real[name].rows(rows), layer=torch.cat(layers),
-                    tokens=torch.cat(self.tokens[name]), gold=unknown,
+                    real[name].rows(rows),
+                    layer=torch.cat(layers),
+                    tokens=torch.cat(self.tokens[name]),
+                    gold=unknown,
                 ),
                 rows,
             )
             for name, layers in self.layers.items()
-        }  # fmt: skip
+        }
 
 
 class Walk:

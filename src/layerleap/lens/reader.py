@@ -21,10 +21,15 @@ from layerleap.models.transformer import Transformer
 PRECISIONS = (1, 5, 10)
 # Recorded per reading, row and layer: how good it is, and how confident.
 MEASURES = {
-    "rank": torch.int8, "surprisal": torch.float32, "kl": torch.float32, "top": torch.int32,
-    "top_prob": torch.float32, "second_prob": torch.float32, "entropy": torch.float32,
+    "rank": torch.int8,
+    "surprisal": torch.float32,
+    "kl": torch.float32,
+    "top": torch.int32,
+    "top_prob": torch.float32,
+    "second_prob": torch.float32,
+    "entropy": torch.float32,
     "size": torch.float32,
-}  # fmt: skip
+}
 QUEUE_ROWS = 1024  # rows queued for the head at most, however small the vocabulary is
 
 StateRows = Mapping[Any, Tensor]  # rows of states by key; those of h[n_layers] under n_layers
@@ -201,9 +206,15 @@ def score_table(
                     e = replace(e, low=e.value, high=e.value)  # it is the model itself
                 table.append(
                     {
-                        **labels, "map": name, "layer": layer, "metric": metric,
-                        "value": finite(e.value), "low": finite(e.low), "high": finite(e.high),
-                        "rows": e.rows, "documents": e.documents,
+                        **labels,
+                        "map": name,
+                        "layer": layer,
+                        "metric": metric,
+                        "value": finite(e.value),
+                        "low": finite(e.low),
+                        "high": finite(e.high),
+                        "rows": e.rows,
+                        "documents": e.documents,
                     }
-                )  # fmt: skip
+                )
     return table

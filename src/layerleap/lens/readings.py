@@ -60,10 +60,13 @@ class Readings:
                         for token, prob in zip(one["ids"], one["probs"], strict=True)
                     ]
                     yield {
-                        "map": name, "position": position, "token": self.tokens[position],
-                        "layer": layer, "top": top,
+                        "map": name,
+                        "position": position,
+                        "token": self.tokens[position],
+                        "layer": layer,
+                        "top": top,
                         **{key: one[key] for key in ("agrees", "kl", "surprisal")},
-                    }  # fmt: skip
+                    }
 
     def at(self, position: int) -> list[dict[str, Any]]:
         """The rows of one position; negative positions count from the end."""
@@ -87,13 +90,15 @@ class Readings:
             [
                 {
                     **{key: row[key] for key in ("map", "position", "token", "layer")},
-                    "rank": rank, "top_token": top["token"], "prob": top["prob"],
+                    "rank": rank,
+                    "top_token": top["token"],
+                    "prob": top["prob"],
                     **{key: row[key] for key in ("agrees", "kl", "surprisal")},
                 }
                 for row in self.rows()
                 for rank, top in enumerate(row["top"], 1)
             ]
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         names = " and ".join(self.tracks)

@@ -147,11 +147,16 @@ class _Collector:
         tokens = torch.cat(self.tokens)
         return {
             name: Saturation(
-                torch.cat(layers), tokens, gold.to(torch.int32), documents, positions,
-                self.transformer.n_layers, name,
+                torch.cat(layers),
+                tokens,
+                gold.to(torch.int32),
+                documents,
+                positions,
+                self.transformer.n_layers,
+                name,
             )
             for name, layers in self.layers.items()
-        }  # fmt: skip
+        }
 
 
 class SaturationObserver(_Collector):

@@ -41,13 +41,16 @@ class Strip:
                     "next": None if gold < 0 else self.decode(gold),
                     "ranks": [
                         {
-                            "rank": rank, "id": token, "token": self.decode(token), "layer": layer,
+                            "rank": rank,
+                            "id": token,
+                            "token": self.decode(token),
+                            "layer": layer,
                             "saturates": layer < self.n_layers,
                             "is_next": None if gold < 0 else token == gold,
                         }
                         for rank, (token, layer) in enumerate(zip(tokens, layers, strict=True), 1)
                     ],
-                }  # fmt: skip
+                }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -63,13 +66,14 @@ class Strip:
             [
                 {
                     **{key: row[key] for key in ("map", "position", "token")},
-                    "rank": rank["rank"], "rank_token": rank["token"],
+                    "rank": rank["rank"],
+                    "rank_token": rank["token"],
                     **{key: rank[key] for key in ("layer", "saturates", "is_next")},
                 }
                 for row in self.rows()
                 for rank in row["ranks"]
             ]
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         size = f"{len(self.positions)} positions, ranks 1 to {self.k}, layers 0 to {self.n_layers}"

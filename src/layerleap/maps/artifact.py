@@ -38,9 +38,12 @@ class Artifact:
     format: int
 
     def save(
-        self, folder: str | Path, config: Mapping[str, Any], tensors: "Mapping[str, Tensor]",
+        self,
+        folder: str | Path,
+        config: Mapping[str, Any],
+        tensors: "Mapping[str, Tensor]",
         readme: str,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         """Write it atomically; only an earlier one of its kind or an empty folder is replaced."""
         from safetensors.torch import save_file  # here: settings are checked without torch
 
@@ -137,8 +140,9 @@ class Artifact:
     def check_shape(self, config: Mapping[str, Any], facts: ModelFacts) -> None:
         """Raise `WrongModel` if the card says that the model has another shape than is known."""
         own, known = (
-            (config.get("n_layers"), config.get("d_model")), (facts.n_layers, facts.d_model)
-        )  # fmt: skip
+            (config.get("n_layers"), config.get("d_model")),
+            (facts.n_layers, facts.d_model),
+        )
         if any(a is not None and b is not None and a != b for a, b in zip(own, known, strict=True)):
             raise WrongModel(
                 f"this {self.what} belongs to {config['model']['name']} with {own[0]} layers of "

@@ -16,21 +16,23 @@ def model_card(bank: "ShortcutBank") -> str:
         _metadata(bank),
         [f"# Linear shortcuts for {name}", "", *_description(bank)],
         [
-            "## How to use", "",
+            "## How to use",
+            "",
             "```python",
             "import layerleap as ll",
             "",
             f'model = ll.load("{name}")',
             'bank = ll.ShortcutBank.from_pretrained("path/to/this/bank")',
             'bank.lens(model).read("The capital of France is")',
-            "```", "",
+            "```",
+            "",
             "The bank belongs to exactly the weights it was fitted on; layerleap refuses any other "
             "model.",
         ],
         ["## Training", "", f"Fitted by {bank.source}."],
         *_lists({"Model": bank.model, "Data": bank.data, "Settings": bank.settings}),
         ["## Evaluation", "", *_evaluation(bank)],
-    ]  # fmt: skip
+    ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
@@ -114,11 +116,16 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
         columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "identity R2"]
         rows = [
             [
-                str(fit.src), str(fit.rows), f"{fit.rank}/{fit.width}", f"{fit.condition:.2g}",
-                f"{fit.ridge:g}", f"{fit.train_r2:.3f}", f"{fit.train_r2_id:.3f}",
+                str(fit.src),
+                str(fit.rows),
+                f"{fit.rank}/{fit.width}",
+                f"{fit.condition:.2g}",
+                f"{fit.ridge:g}",
+                f"{fit.train_r2:.3f}",
+                f"{fit.train_r2_id:.3f}",
             ]
             for fit in finals
-        ]  # fmt: skip
+        ]
         lines += ["Fits to the last layer, on the training rows:", "", *_table(columns, rows), ""]
     if not bank.quality:
         lines += ["Not evaluated on held-out text. Use `layerleap.evaluate(model, bank, text)`."]

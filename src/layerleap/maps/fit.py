@@ -30,7 +30,7 @@ from layerleap.errors import (
     FewRowsWarning,
     WeakBankWarning,
     WrongModel,
-)  # fmt: skip
+)
 from layerleap.files import cache_root
 from layerleap.maps.artifact import BANK
 from layerleap.maps.bank import ShortcutBank
@@ -107,10 +107,16 @@ def solve_bank(
         data["hooks"] = hooks  # of others, that the model had
     data |= why
     return ShortcutBank(
-        maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
-        parts=parts, fits=fits, settings={**options, **tally.about["sampling"]},
-        data={**data, "rows_held_back": n_unused}, documents=tally.documents,
-    )  # fmt: skip
+        maps,
+        model=tally.about["model"],
+        n_layers=moments.n_layers,
+        d_model=moments.d_model,
+        parts=parts,
+        fits=fits,
+        settings={**options, **tally.about["sampling"]},
+        data={**data, "rows_held_back": n_unused},
+        documents=tally.documents,
+    )
 
 
 def _may_need_ridge(moments: Moments) -> bool:
@@ -206,11 +212,22 @@ def fit(
     solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
     with reporting(progress) as report:
         tally = collect(
-            transformer, text, sampling, choose_ridge=ridge == "auto",
-            keep_sample=ridge in (None, "auto"), solving=solving, progress=report, starts=starts,
-            n_texts=n_texts, pairs=pairs, parts=parts, shard=shard, checkpoint=checkpoint,
-            save_states=save_states, tokens_per_batch=tokens_per_batch,
-        )  # fmt: skip
+            transformer,
+            text,
+            sampling,
+            choose_ridge=ridge == "auto",
+            keep_sample=ridge in (None, "auto"),
+            solving=solving,
+            progress=report,
+            starts=starts,
+            n_texts=n_texts,
+            pairs=pairs,
+            parts=parts,
+            shard=shard,
+            checkpoint=checkpoint,
+            save_states=save_states,
+            tokens_per_batch=tokens_per_batch,
+        )
         bank = solve_bank(tally, transformer, progress=report)
         if evaluate and world()[0] == 0:
             bank = with_scores(transformer, bank, text, progress=report)
@@ -347,9 +364,12 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
 
 
 def _fit_in_cache(
-    transformer: Transformer, plan: Mapping[str, Any], folder: Path, checkpoint: Path,
+    transformer: Transformer,
+    plan: Mapping[str, Any],
+    folder: Path,
+    checkpoint: Path,
     tell: Callable[[str], None],
-) -> ShortcutBank:  # fmt: skip
+) -> ShortcutBank:
     """Fit with a checkpoint if possible; a broken or read-only cache must not prevent the fit."""
     own = own_checkpoint(checkpoint)
     try:

@@ -113,9 +113,13 @@ def _bank(
     maps: list[LinearMap], transformer: Transformer, source: str, data: Any = None
 ) -> ShortcutBank:
     return ShortcutBank(
-        maps, model=transformer.identity.to_dict(), n_layers=transformer.n_layers,
-        d_model=transformer.d_model, source=source, data=data,
-    )  # fmt: skip
+        maps,
+        model=transformer.identity.to_dict(),
+        n_layers=transformer.n_layers,
+        d_model=transformer.d_model,
+        source=source,
+        data=data,
+    )
 
 
 def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int, dst: int) -> None:
@@ -169,7 +173,11 @@ class _TensorsOnly(pickle.Unpickler):
 
 
 ALLOWED = {
-    ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("_codecs", "encode"),
-    ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy._core.multiarray", "_reconstruct"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("collections", "OrderedDict"),
+    ("_codecs", "encode"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.numeric", "_frombuffer"),
-}  # fmt: skip
+}

@@ -240,10 +240,16 @@ class Source:
         values = self.values[self.determined]
         condition = (values[-1] / values[0]).sqrt().item() if len(values) else 1.0
         return FitReport(
-            self.src, dst, self.moments.n, int(self.determined.sum()), len(weight), condition,
-            ridge, moments_r2(self.moments, self.src, dst, weight, bias),
+            self.src,
+            dst,
+            self.moments.n,
+            int(self.determined.sum()),
+            len(weight),
+            condition,
+            ridge,
+            moments_r2(self.moments, self.src, dst, weight, bias),
             moments_r2(self.moments, self.src, dst, None, None),
-        )  # fmt: skip
+        )
 
     def best_ridge(self, held_back: Moments | None) -> float:
         """The penalty with the least error to the last layer on the rows held back.

@@ -74,9 +74,11 @@ class Translator:
         bias = self.size.double() * best[-1] * scale
         bias = bias + start["bias"] if "bias" in start else bias
         return LinearMap(
-            self.start.src, self.start.dst,
-            weight=weight.float().contiguous(), bias=bias.float().contiguous(),
-        )  # fmt: skip
+            self.start.src,
+            self.start.dst,
+            weight=weight.float().contiguous(),
+            bias=bias.float().contiguous(),
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Everything but the start map; whitening too, because eigenvectors may flip sign."""

@@ -97,9 +97,15 @@ def tune(
         work.mkdir(parents=True, exist_ok=True)
         file = StateFile(work / "states", limit=max_states, seed=tuning.seed)
         tally = collect(
-            transformer, text, sampling, starts=starts, n_texts=n_texts, save_states=file,
-            checkpoint=work / "pass.safetensors", progress=report,
-        )  # fmt: skip
+            transformer,
+            text,
+            sampling,
+            starts=starts,
+            n_texts=n_texts,
+            save_states=file,
+            checkpoint=work / "pass.safetensors",
+            progress=report,
+        )
         sides = file.open().split(stop_share, tuning.seed)
         checkpoint = work / "training.safetensors"
         tuned, record = tune_maps(

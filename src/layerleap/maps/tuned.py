@@ -123,10 +123,15 @@ class Training:
         spent = self.seconds.get(layer, 0.0)
         self.record.append(
             {
-                "layer": layer, "start": start, "rows_seen": rows_seen, "seconds": spent,
-                "kl": kl if math.isfinite(kl) else None, "agreement": agreement, "best": best,
+                "layer": layer,
+                "start": start,
+                "rows_seen": rows_seen,
+                "seconds": spent,
+                "kl": kl if math.isfinite(kl) else None,
+                "agreement": agreement,
+                "best": best,
             }
-        )  # fmt: skip
+        )
 
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
         """Write everything; a resumed run must have the same `about`."""
@@ -154,9 +159,14 @@ class _Run:
     """The training of all layers together, batch by batch."""
 
     def __init__(
-        self, transformer: Transformer, bank: ShortcutBank, states: SavedStates,
-        held_out: SavedStates, tuning: Tuning, layers: list[int],
-    ) -> None:  # fmt: skip
+        self,
+        transformer: Transformer,
+        bank: ShortcutBank,
+        states: SavedStates,
+        held_out: SavedStates,
+        tuning: Tuning,
+        layers: list[int],
+    ) -> None:
         self.transformer, self.tuning, self.origin = transformer, tuning, bank
         self.states, self.held_out, self.layers = states, held_out, layers
         self.device = transformer.device(transformer.n_layers)
@@ -201,10 +211,13 @@ class _Run:
             for name, value in linear.tensors().items():
                 digest.update(f"{linear.src} {name}".encode() + value.cpu().numpy().tobytes())
         return {
-            "model": self.transformer.identity.fingerprint, "tuning": asdict(self.tuning),
-            "layers": self.layers, "maps": digest.hexdigest(),
-            "states": self.states.fingerprint(), "held_out": self.held_out.fingerprint(),
-        }  # fmt: skip
+            "model": self.transformer.identity.fingerprint,
+            "tuning": asdict(self.tuning),
+            "layers": self.layers,
+            "maps": digest.hexdigest(),
+            "states": self.states.fingerprint(),
+            "held_out": self.held_out.fingerprint(),
+        }
 
     def _check(self) -> None:
         """Measure on the held-out states, and stop layers that no longer improve."""
@@ -270,18 +283,24 @@ class _Run:
         fits = [fit for pair, fit in origin.fits.items() if pair not in tuned]
         steps = [self.training.stopped.get(layer, self.training.step) for layer in self.layers]
         settings = {
-            **asdict(self.tuning), "layers": self.layers, "never_improved": sorted(unimproved),
+            **asdict(self.tuning),
+            "layers": self.layers,
+            "never_improved": sorted(unimproved),
             "rows_seen": [n * self.tuning.rows_per_step for n in steps],
-        }  # fmt: skip
+        }
         rows = {
-            "rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out),
+            "rows_tuned_on": len(self.states),
+            "rows_tuning_held_out": len(self.held_out),
             "evaluated_on": "the rows that decided when training stopped",
-        }  # fmt: skip
+        }
         return origin.changed(
-            maps=({**origin.maps, **tuned}).values(), fits=[*fits, *origin.part_fits.values()],
+            maps=({**origin.maps, **tuned}).values(),
+            fits=[*fits, *origin.part_fits.values()],
             settings={**origin.settings, "lens": "tuned", "tuning": settings},
-            data={**origin.data, **rows}, quality=self._quality(), source=f"{origin.source}, tuned",
-        )  # fmt: skip
+            data={**origin.data, **rows},
+            quality=self._quality(),
+            source=f"{origin.source}, tuned",
+        )
 
     def _quality(self) -> list[dict[str, Any]]:
         """Scores of the final maps on the states that decided when to stop."""
@@ -329,10 +348,15 @@ def summary(record: list[dict[str, Any]]) -> list[dict[str, Any]]:
         first: dict[str, Any] = ahead[0] if ahead else {}
         table.append(
             {
-                "layer": layer, "start": start, "rows_needed": first.get("rows_seen"),
-                "seconds_needed": first.get("seconds"), "kl_closed": base["kl"],
-                "kl_tuned": final["kl"], "agreement_closed": base["agreement"],
-                "agreement_tuned": final["agreement"], "improved": final["rows_seen"] > 0,
+                "layer": layer,
+                "start": start,
+                "rows_needed": first.get("rows_seen"),
+                "seconds_needed": first.get("seconds"),
+                "kl_closed": base["kl"],
+                "kl_tuned": final["kl"],
+                "agreement_closed": base["agreement"],
+                "agreement_tuned": final["agreement"],
+                "improved": final["rows_seen"] > 0,
             }
-        )  # fmt: skip
+        )
     return table

@@ -65,8 +65,9 @@ class ModelFacts:
         """Refuse a neuron or head that the model does not have, if that is known."""
         self.check_block(block)
         for noun, number, count in (
-            ("neuron", neuron, self.n_neurons), ("head", head, self.n_heads)
-        ):  # fmt: skip
+            ("neuron", neuron, self.n_neurons),
+            ("head", head, self.n_heads),
+        ):
             if number is not None:
                 last = None if count is None else count - 1
                 check_number(noun, number, 0, last, f"block {block}")

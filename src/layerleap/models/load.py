@@ -167,9 +167,14 @@ def _load_model(folder: str, name: str, options: dict[str, Any]) -> "PreTrainedM
 
 
 CONFIG_OPTIONS = (
-    "revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "gguf_file",
+    "revision",
+    "token",
+    "trust_remote_code",
+    "cache_dir",
+    "local_files_only",
+    "gguf_file",
     "subfolder",
-)  # fmt: skip
+)
 
 
 def _config_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -167,9 +167,11 @@ def _of_chat(transformer: "Transformer", messages: Messages) -> list[int]:
     is_begun = messages[-1]["role"] == "assistant"
     try:
         encoded = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=not is_begun,
-            continue_final_message=is_begun, return_dict=True,
-        )  # fmt: skip
+            [dict(message) for message in messages],
+            add_generation_prompt=not is_begun,
+            continue_final_message=is_begun,
+            return_dict=True,
+        )
     except Exception as error:  # templates are programs, and raise what they like
         raise BadText(
             f"the chat template of {name} refuses these messages ({first_line(error)}); expected "

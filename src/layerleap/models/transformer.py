@@ -100,9 +100,12 @@ class Transformer:
         if not isinstance(model, PreTrainedModel):
             raise UnknownModel(not_a_model(model))
         given: dict[str, Any] = {
-            "tokenizer": tokenizer, "processor": processor,
-            "identity": identify(model, name, revision), "wrappers": notes, "laws": laws,
-        }  # fmt: skip
+            "tokenizer": tokenizer,
+            "processor": processor,
+            "identity": identify(model, name, revision),
+            "wrappers": notes,
+            "laws": laws,
+        }
         with unedited(model), uncompiled():
             try:
                 with unhooked(model):
@@ -119,9 +122,13 @@ class Transformer:
 
     @classmethod
     def _verified(
-        cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, check: bool,
+        cls,
+        model: PreTrainedModel,
+        blocks: str | None,
+        tail: Sequence[str] | None,
+        check: bool,
         given: dict[str, Any],
-    ) -> "Transformer":  # fmt: skip
+    ) -> "Transformer":
         with _refusing(model, "layerleap cannot follow it:"):
             wrapped = cls._discover(model, blocks, tail, **given)
             if check:
@@ -149,9 +156,13 @@ class Transformer:
 
     @classmethod
     def _discover(
-        cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, laws: Laws,
+        cls,
+        model: PreTrainedModel,
+        blocks: str | None,
+        tail: Sequence[str] | None,
+        laws: Laws,
         **given: Any,
-    ) -> "Transformer":  # fmt: skip
+    ) -> "Transformer":
         inputs = probe(model)
         with _refusing(model, "its own code raised"):
             calls, output = trace(model, inputs)
@@ -199,9 +210,11 @@ class Transformer:
         """Why blocks have no sites, if some have none."""
         reasons = [one for one in self.anatomy if isinstance(one, str)]
         if reasons:
-            where = "no block has" if len(reasons) == self.n_layers else (
-                f"{len(reasons)} of {self.n_layers} blocks have no"
-            )  # fmt: skip
+            where = (
+                "no block has"
+                if len(reasons) == self.n_layers
+                else (f"{len(reasons)} of {self.n_layers} blocks have no")
+            )
             yield (
                 f"{where} known parts ({reasons[0]}): layers can be read and patched, but there "
                 "are no sites, neurons or heads there"

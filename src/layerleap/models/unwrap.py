@@ -57,9 +57,11 @@ def _require_same(wrapper: nn.Module, inner: Any) -> None:
         with torch.no_grad(), uncompiled():
             theirs, own = (one(**inputs).logits for one in (wrapper, inner))
         gap = row_gap(theirs, own)
-        reason = f"their logits differ by {gap:.1g}" if own.shape == theirs.shape else (
-            f"{theirs.shape[1]} positions come out of {own.shape[1]}"
-        )  # fmt: skip
+        reason = (
+            f"their logits differ by {gap:.1g}"
+            if own.shape == theirs.shape
+            else (f"{theirs.shape[1]} positions come out of {own.shape[1]}")
+        )
         is_same = gap <= rounding(own)
     except LayerleapError:
         raise

@@ -83,32 +83,48 @@ def collect(
     kinds = KINDS if parts is True else parts or ()
     transformer.refresh(thorough=True)
     about = {
-        "method": METHOD, "model": transformer.identity.to_dict(),
+        "method": METHOD,
+        "model": transformer.identity.to_dict(),
         "text": str(text) if isinstance(text, str | Path) else "given texts",
-        "sampling": sampling.to_dict(), "solve": dict(solving or {}),
-        "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
-        "choose_ridge": choose_ridge, "keep_sample": keep_sample,
+        "sampling": sampling.to_dict(),
+        "solve": dict(solving or {}),
+        "n_texts": n_texts,
+        "pairs": pairs,
+        "parts": block_parts(transformer, kinds) or None,
+        "choose_ridge": choose_ridge,
+        "keep_sample": keep_sample,
         "save_states": file.settings() if file else None,
-        "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
+        "tokens_per_batch": tokens,
+        "shard": list(shard) if shard else None,
         "hooks": in_words(foreign_code(transformer.model)) or None,
-    }  # fmt: skip
+    }
     own = own_checkpoint(checkpoint)
     tally = _resume(own, about)
     if tally is None:
         tally = Tally.empty(transformer, pairs, about, hold_back=choose_ridge)
     census = Census()
     batches = batches_of(
-        transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
+        transformer,
+        source,
+        sampling,
+        n_texts=n_texts,
+        census=census,
+        tokens_per_batch=tokens,
         ridge_share=RIDGE_SHARE if choose_ridge or keep_sample else 0.0,
-    )  # fmt: skip
+    )
     with (
         closing(StateWriter(file, transformer, tally.fit.rows)) if file else nullcontext()
     ) as writer:
         run_tally(
-            transformer, batches, tally,
-            shard=own_shard, checkpoint=own, writer=writer, progress=progress,
+            transformer,
+            batches,
+            tally,
+            shard=own_shard,
+            checkpoint=own,
+            writer=writer,
+            progress=progress,
             total=None if n_texts is None else -(-n_texts // own_shard[1]),
-        )  # fmt: skip
+        )
     documents = pack_fingerprints(census.used)
     tally.about = {**about, "data": census.to_dict(), "documents": documents}
     reduce_tally(tally)

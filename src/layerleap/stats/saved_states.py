@@ -77,9 +77,12 @@ class StateFile:
         """The states of a finished run; anything else is a `BadArtifact`."""
         match read_json(self.header):
             case {
-                "format": int(number), "rows": int(n), "n_layers": int(n_layers),
-                "d_model": int(d_model), "model": dict(model),
-            } if number == FORMAT and min(n, n_layers, d_model) > 0:  # fmt: skip
+                "format": int(number),
+                "rows": int(n),
+                "n_layers": int(n_layers),
+                "d_model": int(d_model),
+                "model": dict(model),
+            } if number == FORMAT and min(n, n_layers, d_model) > 0:
                 pass
             case _:
                 raise BadArtifact(f"{self.header} is not a header of saved states, format {FORMAT}")
@@ -106,9 +109,12 @@ class StateWriter:
         """Start a new file, or continue one whose checkpoint counts `n_rows` rows."""
         self.target, self.n_rows = target, n_rows
         self.about = {
-            "format": FORMAT, "n_layers": transformer.n_layers, "d_model": transformer.d_model,
-            "model": transformer.identity.to_dict(), **target.settings(),
-        }  # fmt: skip
+            "format": FORMAT,
+            "n_layers": transformer.n_layers,
+            "d_model": transformer.d_model,
+            "model": transformer.identity.to_dict(),
+            **target.settings(),
+        }
         self.record = _record(transformer.n_layers, transformer.d_model)
         if n_rows:
             self._require_size()

@@ -143,10 +143,15 @@ class Tally:
             raise WrongModel("only one of these tallies has rows held back; collect both again")
         merged = {name: own.merge(other.sets[name]) for name, own in self.sets.items()}
         return Tally(
-            merged["fit"], merged.get("held_back"), {**self.about, "shard": None},
-            max(self.n_batches, other.n_batches), self.n_texts + other.n_texts, self.digest,
-            merged.get("parts"), _joined(self.sample, other.sample),
-        )  # fmt: skip
+            merged["fit"],
+            merged.get("held_back"),
+            {**self.about, "shard": None},
+            max(self.n_batches, other.n_batches),
+            self.n_texts + other.n_texts,
+            self.digest,
+            merged.get("parts"),
+            _joined(self.sample, other.sample),
+        )
 
 
 def _joined(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
@@ -302,9 +307,12 @@ def _states(
 
 
 def _add(
-    tally: Tally, batch: Batch, states: list[Tensor], part_states: list[Tensor],
+    tally: Tally,
+    batch: Batch,
+    states: list[Tensor],
+    part_states: list[Tensor],
     writer: StateWriter | None,
-) -> None:  # fmt: skip
+) -> None:
     back, documents = batch.held_back, batch.documents
     is_pooled = states[0].dim() == 3
     if back.any() and not is_pooled:  # a state of a pooled head has no reading of its own

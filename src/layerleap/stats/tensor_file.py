@@ -66,8 +66,14 @@ class TensorFile:
         try:
             yield
         except (
-            SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError
-        ) as error:  # fmt: skip
+            SafetensorError,
+            OSError,
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+        ) as error:
             raise BadArtifact(
                 f"{path} is missing, truncated or not a {self.kind} file ({error})"
             ) from error

@@ -45,9 +45,11 @@ def frequent_tokens(
     counts, done = torch.zeros(transformer.d_vocab, dtype=torch.long), 0
     while done < MOST_TOKENS and (some := list(islice(documents, DOCUMENTS))):
         encoded = tokenizer(
-            [one.text for one in some], add_special_tokens=False, return_attention_mask=False,
+            [one.text for one in some],
+            add_special_tokens=False,
+            return_attention_mask=False,
             verbose=False,  # no warning that an article is longer than the model can read
-        )["input_ids"]  # fmt: skip
+        )["input_ids"]
         ids = torch.tensor([token for own in encoded for token in own], dtype=torch.long)
         counts += torch.bincount(ids[ids < len(counts)], minlength=len(counts))
         done += len(ids)

@@ -80,10 +80,16 @@ class Batch(Brief):
         }
         rows = chosen[self.text_of_row]
         return Batch(
-            self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],
-            self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
+            self.index,
+            inputs,
+            self.keep[chosen][:, :width],
+            self.documents[rows],
+            self.positions[rows],
+            self.held_back[rows],
+            int(chosen.sum()),
+            int(mask.sum()),
             None if self.gold is None else self.gold[rows],
-        )  # fmt: skip
+        )
 
     def cut(self, width: int) -> dict[str, Any]:
         """The inputs truncated to `width` positions.

@@ -136,9 +136,13 @@ def _resampled(
 ) -> Iterator[list[str]]:
     tokenizer: Any = transformer.tokenizer
     encoded = tokenizer(
-        starts, padding=True, truncation=True, max_length=_length(transformer, settings),
-        padding_side="right", return_tensors="pt",
-    )  # fmt: skip
+        starts,
+        padding=True,
+        truncation=True,
+        max_length=_length(transformer, settings),
+        padding_side="right",
+        return_tensors="pt",
+    )
     real, mask = encoded["input_ids"], encoded["attention_mask"]
     special = torch.tensor(tokenizer.all_special_ids)
     fixed = torch.isin(real, special) | (mask == 0)
@@ -196,9 +200,14 @@ def _plain_sampling(length: int, end: int | None) -> Any:
     from transformers import GenerationConfig
 
     return GenerationConfig(
-        do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_length=length,
-        eos_token_id=end, pad_token_id=0 if end is None else end,
-    )  # fmt: skip
+        do_sample=True,
+        top_k=0,
+        top_p=1.0,
+        temperature=1.0,
+        max_length=length,
+        eos_token_id=end,
+        pad_token_id=0 if end is None else end,
+    )
 
 
 @contextmanager

@@ -144,10 +144,16 @@ def _batch(
     keep = transformer.pooled(torch.ones(len(chunk), n_positions))
     held_back = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
     return Batch(
-        index, inputs, keep, torch.tensor([labelled.number for labelled in chunk]),
-        keep.int().argmax(1), torch.tensor(held_back), len(chunk), keep.numel(),
+        index,
+        inputs,
+        keep,
+        torch.tensor([labelled.number for labelled in chunk]),
+        keep.int().argmax(1),
+        torch.tensor(held_back),
+        len(chunk),
+        keep.numel(),
         torch.tensor([labelled.label for labelled in chunk]),
-    )  # fmt: skip
+    )
 
 
 def _require_images(transformer: Transformer) -> None:

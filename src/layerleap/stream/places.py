@@ -80,5 +80,8 @@ def speaker() -> str:
 
 # By what a model reads.
 CHECKS: dict[str, Callable[[str, str | None], None]] = {
-    "text": check_documents, "pairs": check_pairs, "images": check_images, "sound": check_sounds,
-}  # fmt: skip
+    "text": check_documents,
+    "pairs": check_pairs,
+    "images": check_images,
+    "sound": check_sounds,
+}

@@ -261,9 +261,10 @@ class Study(Generic[S]):
         """The sections to run, in order: required ones, those asked for, and what they need."""
         by_key = {section.key: section for section in self.sections}
         usual = [
-            key for key, section in by_key.items()
+            key
+            for key, section in by_key.items()
             if section.when is None and (section.quick or not quick)
-        ]  # fmt: skip
+        ]
         names = [wanted] if isinstance(wanted, str) else list(usual if wanted is None else wanted)
         if unknown := [name for name in names if name not in by_key]:
             raise BadSettings(
@@ -333,9 +334,13 @@ class _Run:
         context.notes += caveats(self.model)
         self.log: list[Row] = []
         depends = [
-            layerleap.__version__, study.name, study.method, self.model, settings.to_dict(),
+            layerleap.__version__,
+            study.name,
+            study.method,
+            self.model,
+            settings.to_dict(),
             context.fingerprint(),
-        ]  # fmt: skip
+        ]
         text = json.dumps(depends, sort_keys=True, default=str)
         self.key = context.key = blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -424,10 +429,13 @@ def describe(model: Transformer) -> Row:
     """A model as plain JSON values: its identity, kind and sizes."""
     model.refresh(thorough=True)
     return {
-        **model.identity.to_dict(), "kind": model.kind, "reads": modality(model),
-        "n_layers": model.n_layers, "d_model": model.d_model,
+        **model.identity.to_dict(),
+        "kind": model.kind,
+        "reads": modality(model),
+        "n_layers": model.n_layers,
+        "d_model": model.d_model,
         "d_vocab": model.d_vocab,
-    }  # fmt: skip
+    }
 
 
 @contextmanager

@@ -82,10 +82,12 @@ def lensed(
     """
     main = Evidence.from_scores(scores[text], label)
     families = {
-        "gap": gap_family(main), "top probability": family(TopProbability),
-        "entropy": family(Entropy), "similarity": family(Similarity),
+        "gap": gap_family(main),
+        "top probability": family(TopProbability),
+        "entropy": family(Entropy),
+        "similarity": family(Similarity),
         "patience": family(Patience),
-    }  # fmt: skip
+    }
     try:
         train, rest = split(main, (1 / 3, 2 / 3), seed=seed)
     except BadSettings:  # too few documents
@@ -142,9 +144,13 @@ def _saved(lens: str, rule: str, kind: Family, evidence: Evidence, cost: Cost) -
     for exact, on_curve in zip(saved_at(kind, evidence, TARGETS), interpolated, strict=True):
         member = Never() if exact.knob is None else kind.at(exact.knob)
         yield {
-            "map": lens, "rule": rule, **exact.to_dict(), "share": exact.saved / cost.n_layers,
-            "flops": 1 - _flops(member, evidence, cost), "interpolated": on_curve.saved,
-        }  # fmt: skip
+            "map": lens,
+            "rule": rule,
+            **exact.to_dict(),
+            "share": exact.saved / cost.n_layers,
+            "flops": 1 - _flops(member, evidence, cost),
+            "interpolated": on_curve.saved,
+        }
 
 
 def _flops(rule: Rule, evidence: Evidence, cost: Cost) -> float:
@@ -156,10 +162,14 @@ def _cost(lenses: Mapping[str, Lensed]) -> Row:
     """What a block, a map and the head cost; of several lenses, the one with the costliest map."""
     cost = max((rows.cost for rows in lenses.values()), key=lambda cost: sum(cost.maps))
     return {
-        "block": sum(cost.blocks) / cost.n_layers, "head": cost.head,
-        "map": sum(cost.maps) / cost.n_layers, "n_layers": cost.n_layers,
-        "tokens": cost.context, "head_in_blocks": cost.head_in_blocks, "full": cost.full,
-    }  # fmt: skip
+        "block": sum(cost.blocks) / cost.n_layers,
+        "head": cost.head,
+        "map": sum(cost.maps) / cost.n_layers,
+        "n_layers": cost.n_layers,
+        "tokens": cost.context,
+        "head_in_blocks": cost.head_in_blocks,
+        "full": cost.full,
+    }
 
 
 def calibrated_rows(
@@ -197,13 +207,18 @@ def _promise(chosen: Calibrated, lens: Lensed, text: str) -> Iterator[Row]:
         yield {
             "method": METHODS[chosen.method],
             "knob": None if member is None else getattr(member, member.knob),  # type: ignore[attr-defined]
-            "calibrated_on": chosen.n, "observed": chosen.observed, "bound": chosen.bound,
-            **outcome.to_dict(), "text": read, "promised": read == text,
+            "calibrated_on": chosen.n,
+            "observed": chosen.observed,
+            "bound": chosen.bound,
+            **outcome.to_dict(),
+            "text": read,
+            "promised": read == text,
             # Slightly above the tolerance may be chance; refuted is what cannot be.
             "holds": outcome.low <= chosen.tolerance,
             "flops": _flops(member or Never(), evidence, lens.cost),
-            "note": chosen.note, "trained_on": 0 if lens.train is None else len(lens.train),
-        }  # fmt: skip
+            "note": chosen.note,
+            "trained_on": 0 if lens.train is None else len(lens.train),
+        }
 
 
 def same_rows(lenses: Mapping[str, Lensed], target: float = 0.95) -> list[Row]:
@@ -319,9 +334,14 @@ def exit_rows(
                 if rules and row["rule"] not in rules:
                     continue
                 point = {
-                    "line": row["rule"], "x": row[x], "y": row.get(measure), "low": row.get(low),
-                    "high": row.get(high), "rows": row["rows"], "documents": row["documents"],
-                }  # fmt: skip
+                    "line": row["rule"],
+                    "x": row[x],
+                    "y": row.get(measure),
+                    "low": row.get(low),
+                    "high": row.get(high),
+                    "rows": row["rows"],
+                    "documents": row["documents"],
+                }
                 yield {**point, "panel": panel}
                 if close_up:
                     yield {**point, "panel": f"{panel}, {CLOSE_UP_PANEL}"}
@@ -343,10 +363,14 @@ def saved_table(key: str = "exits-saved-table") -> Table:
     return Table(
         key,
         "Layers saved at a given agreement with the full model, and FLOPs saved (below 0: exiting "
-        "costs more than it saves)", rows,
-        (Column("map", "read through"), Column("rule")), across="at", dense=True, terminal=True,
+        "costs more than it saves)",
+        rows,
+        (Column("map", "read through"), Column("rule")),
+        across="at",
+        dense=True,
+        terminal=True,
         cells=(estimate("saved", "layers", "{:.1f}"), Column("flops", "FLOPs", "{:.0f} %", 100)),
-    )  # fmt: skip
+    )
 
 
 def calibrated_figure() -> Figure:
@@ -357,25 +381,36 @@ def calibrated_figure() -> Figure:
             outcome = "" if row["holds"] else (", BROKEN" if row["promised"] else ", not promised")
             note = "never exits" if row["knob"] is None else f"{row['saved']:.1f} layers saved"
             yield {
-                "line": f"read on {row['text']}", "x": row["disagreement"],
-                "y": f"{row['map']}, {row['rule']}\n{row['method']}", "low": row["low"],
-                "high": row["high"], "hollow": not row["promised"], "note": note + outcome,
-                "colour": "good" if row["holds"] else "bad", "rows": row["rows"],
+                "line": f"read on {row['text']}",
+                "x": row["disagreement"],
+                "y": f"{row['map']}, {row['rule']}\n{row['method']}",
+                "low": row["low"],
+                "high": row["high"],
+                "hollow": not row["promised"],
+                "note": note + outcome,
+                "colour": "good" if row["holds"] else "bad",
+                "rows": row["rows"],
                 "documents": row["documents"],
-            }  # fmt: skip
+            }
 
     def marks(result: StudyResult) -> Iterator[Mark]:
         for row in result.rows("calibrated")[:1]:
             yield Mark("x", row["tolerance"], f"tolerance {100 * row['tolerance']:g} %")
 
     return Figure(
-        "calibrated", "Promised and kept",
+        "calibrated",
+        "Promised and kept",
         "Left of the dashed line the tolerance is kept. Filled marks: texts for which the promise "
         "was made; hollow marks: other texts, for which it was not. Red: refuted.",
-        rows, "dots", x=Axis("disagreement with the full model on fresh text", "share", 0, None),
-        y=Axis("", "category"), marks=marks, dodge=True, size=(9.5, 4.0),
+        rows,
+        "dots",
+        x=Axis("disagreement with the full model on fresh text", "share", 0, None),
+        y=Axis("", "category"),
+        marks=marks,
+        dodge=True,
+        size=(9.5, 4.0),
         sample="bars: 95 % intervals, the wider of that over documents and the exact binomial one",
-    )  # fmt: skip
+    )
 
 
 def calibrated_table() -> Table:
@@ -390,19 +425,27 @@ def calibrated_table() -> Table:
                 outcome = "BROKEN" if row["promised"] else "above, not promised"
             yield {**row, "outcome": outcome}
 
-    colours = {"within": "good", "above, maybe by chance": "good", "BROKEN": "bad",
-               "above, not promised": "partly"}  # fmt: skip
+    colours = {
+        "within": "good",
+        "above, maybe by chance": "good",
+        "BROKEN": "bad",
+        "above, not promised": "partly",
+    }
     return Table(
-        "calibrated-table", "Calibrated exits on fresh text", rows,
+        "calibrated-table",
+        "Calibrated exits on fresh text",
+        rows,
         (
-            Column("map", "read through"), Column("rule", note="method"),
+            Column("map", "read through"),
+            Column("rule", note="method"),
             Column("knob", "threshold", "{:.3g}", note="note", words={None: "never exits"}),
             Column("text", "read on"),
             Column("promised", "promised?", words={True: "yes", False: "no"}),
             Column("outcome", "tolerance", colours=colours),
             estimate("disagreement", "disagreement (%)", "{:.2f}", 100),
-            Column("saved", "layers saved", "{:.1f}"), Column("flops", "FLOPs / full", "{:.2f}"),
+            Column("saved", "layers saved", "{:.1f}"),
+            Column("flops", "FLOPs / full", "{:.2f}"),
             Column("rows", "states", "{:,.0f}"),
         ),
         dense=True,
-    )  # fmt: skip
+    )

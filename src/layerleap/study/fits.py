@@ -124,9 +124,14 @@ class FitContext(TextContext[FS]):
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
         depends = (
-            self.fingerprint_of("fit", text), sampling.to_dict(), pairs, list(parts), keep_rows,
-            s.intercept, s.ridge,
-        )  # fmt: skip
+            self.fingerprint_of("fit", text),
+            sampling.to_dict(),
+            pairs,
+            list(parts),
+            keep_rows,
+            s.intercept,
+            s.ridge,
+        )
         folder = self.file("fitted", text, *depends)
         rows = StateFile(self.file("rows", text, *depends)) if keep_rows else None
         fitted = _saved(folder, rows)
@@ -134,10 +139,17 @@ class FitContext(TextContext[FS]):
             checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
             is_short = s.n_fit is not None and s.n_fit <= SHORT_PASS
             tally = collect(
-                self.model, source, sampling, n_texts=s.n_fit, pairs=pairs, parts=list(parts),
-                choose_ridge=s.ridge == "auto", checkpoint=None if is_short else checkpoint,
-                save_states=rows, progress=named(self.progress, f"fitting on {text}"),
-            )  # fmt: skip
+                self.model,
+                source,
+                sampling,
+                n_texts=s.n_fit,
+                pairs=pairs,
+                parts=list(parts),
+                choose_ridge=s.ridge == "auto",
+                checkpoint=None if is_short else checkpoint,
+                save_states=rows,
+                progress=named(self.progress, f"fitting on {text}"),
+            )
             give_back()
             bank, biased = self._solved(tally, text)
             del tally
@@ -184,10 +196,14 @@ class FitContext(TextContext[FS]):
         lenses |= {label: Lens(self.model, bank) for label, bank in banks.items()}
         try:
             scores = score(
-                self.model, lenses, self.batches(text=text, census=census),
-                on_states=None if errors is None else errors.add, progress=self.progress,
-                total=self.settings.n_read, phase=f"reading {text}",
-            )  # fmt: skip
+                self.model,
+                lenses,
+                self.batches(text=text, census=census),
+                on_states=None if errors is None else errors.add,
+                progress=self.progress,
+                total=self.settings.n_read,
+                phase=f"reading {text}",
+            )
         except BadText as error:
             raise BadText(
                 f"{error}; no document of {text!r} fell to the held-out side: give more documents, "

@@ -84,10 +84,14 @@ class TextSettings(Settings):
         """How texts are cut and positions chosen."""
         return Sampling(
             unit=self.unit,  # type: ignore[arg-type]
-            positions=self.positions or "one", max_tokens=self.max_tokens, field=self.field,
-            per_document=self.per_document, held_out=self.held_out,
-            include_special=self.include_special, seed=self.seed,
-        )  # fmt: skip
+            positions=self.positions or "one",
+            max_tokens=self.max_tokens,
+            field=self.field,
+            per_document=self.per_document,
+            held_out=self.held_out,
+            include_special=self.include_special,
+            seed=self.seed,
+        )
 
 
 def trained_on(model: str, text: str, sampling: Sampling) -> Iterator[str]:

@@ -103,9 +103,10 @@ def _masked_smiles(model_class: str, source: Path, folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(SMILES_TOKEN), "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
-    )  # fmt: skip
+    )
     tokenizer.decoder = decoders.Fuse()  # without a decoder, words are joined by spaces
     _save_tokenizer(tokenizer, SMILES_SPECIAL, model.config.max_position_embeddings, folder)
 
@@ -129,9 +130,11 @@ def _save_tokenizer(tokenizer: Any, special: dict[str, str], longest: int, folde
     from transformers import PreTrainedTokenizerFast
 
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=longest, clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer,
+        model_max_length=longest,
+        clean_up_tokenization_spaces=False,
         **special,
-    ).save_pretrained(folder)  # fmt: skip
+    ).save_pretrained(folder)
 
 
 def pickled_vocabulary(path: Path) -> dict[str, int]:
@@ -176,9 +179,13 @@ def _dinov2(source: Path, folder: Path) -> None:
 
     arrays = read_onnx(source / "vit_s_focus.onnx")
     config = Dinov2Config(
-        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=14 * PATCHES,
-        patch_size=14, use_mask_token=False,
-    )  # fmt: skip
+        hidden_size=384,
+        num_hidden_layers=12,
+        num_attention_heads=6,
+        image_size=14 * PATCHES,
+        patch_size=14,
+        use_mask_token=False,
+    )
     model = Dinov2Model(config)
     weights = {
         key.removeprefix("backbone."): value
@@ -195,9 +202,14 @@ def _dinov2(source: Path, folder: Path) -> None:
     model.load_state_dict({_dino_name(k, names): _tensor(v) for k, v in weights.items()})
     model.save_pretrained(folder)
     write_processor(
-        folder, "BitImageProcessor", size={"shortest_edge": 256}, resample=BICUBIC,
-        do_center_crop=True, crop_size={"height": 224, "width": 224}, **COLOURS,
-    )  # fmt: skip
+        folder,
+        "BitImageProcessor",
+        size={"shortest_edge": 256},
+        resample=BICUBIC,
+        do_center_crop=True,
+        crop_size={"height": 224, "width": 224},
+        **COLOURS,
+    )
 
 
 def _dino_name(key: str, names: Collection[str]) -> str:
@@ -227,24 +239,35 @@ def _whisper(source: Path, folder: Path) -> None:
     width, mels = arrays["encoder/conv1/weight"].shape[:2]
     heads = {"encoder": "encoder_attention_heads", "decoder": "decoder_attention_heads"}
     config = WhisperConfig(
-        vocab_size=len(arrays["decoder/embeddings/weight"]), d_model=width, num_mel_bins=mels,
+        vocab_size=len(arrays["decoder/embeddings/weight"]),
+        d_model=width,
+        num_mel_bins=mels,
         **{name: int(arrays[f"{side}/num_heads"]) for side, name in heads.items()},
         **{f"{side}_layers": n_layers(arrays, side) for side in heads},
         **{f"{side}_ffn_dim": 4 * width for side in heads},
         max_source_positions=len(arrays["encoder/position_encodings/encodings"]),
         max_target_positions=len(arrays["decoder/position_encodings/encodings"]),
-        decoder_start_token_id=START, bos_token_id=END, eos_token_id=END, pad_token_id=END,
-    )  # fmt: skip
+        decoder_start_token_id=START,
+        bos_token_id=END,
+        eos_token_id=END,
+        pad_token_id=END,
+    )
     model = WhisperForConditionalGeneration(config)
     model.load_state_dict(whisper_state(arrays))
     settings = read_json(source / "config.json")
     model.generation_config = GenerationConfig(
-        decoder_start_token_id=START, bos_token_id=END, eos_token_id=END, pad_token_id=END,
+        decoder_start_token_id=START,
+        bos_token_id=END,
+        eos_token_id=END,
+        pad_token_id=END,
         suppress_tokens=settings["suppress_ids"],
         begin_suppress_tokens=settings["suppress_ids_begin"],
-        no_timestamps_token_id=NO_TIMESTAMPS, is_multilingual=False, return_timestamps=False,
-        alignment_heads=settings["alignment_heads"], max_length=config.max_target_positions,
-    )  # fmt: skip
+        no_timestamps_token_id=NO_TIMESTAMPS,
+        is_multilingual=False,
+        return_timestamps=False,
+        alignment_heads=settings["alignment_heads"],
+        max_length=config.max_target_positions,
+    )
     model.save_pretrained(folder)
     tokenizer = WhisperTokenizer.from_pretrained(source)
     WhisperProcessor(WhisperFeatureExtractor(feature_size=mels), tokenizer).save_pretrained(folder)
@@ -263,10 +286,17 @@ def _flan_t5(source: Path, folder: Path) -> None:
     weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
     ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
     config = T5Config(
-        vocab_size=len(weights["shared.weight"]), d_model=512, d_kv=64, d_ff=1024, num_layers=8,
-        num_decoder_layers=8, num_heads=6, feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False, **ids,
-    )  # fmt: skip
+        vocab_size=len(weights["shared.weight"]),
+        d_model=512,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=8,
+        num_decoder_layers=8,
+        num_heads=6,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        **ids,
+    )
     model = T5ForConditionalGeneration(config)
     # The constructor ties the head to the embedding, whatever the configuration says.
     model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))

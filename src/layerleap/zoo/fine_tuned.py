@@ -98,8 +98,13 @@ def classifier_of_reviews(
         )
         ends = [model.get_input_embeddings(), model.model.norm] if settings.ends else []
         _freeze(model, settings.blocks, model.score, *ends)
-        _train(model, _review_losses(model, encoded["fitted"], labels, settings), settings,
-               settings.epochs * math.ceil(len(texts) / settings.batch), tell)  # fmt: skip
+        _train(
+            model,
+            _review_losses(model, encoded["fitted"], labels, settings),
+            settings,
+            settings.epochs * math.ceil(len(texts) / settings.batch),
+            tell,
+        )
     tokenizer.save_pretrained(folder)
     model.eval().save_pretrained(folder)
     limit = settings.tested

@@ -43,9 +43,14 @@ def fit_head(states: Tensor, labels: Tensor, n_classes: int) -> tuple[Tensor, Te
     weight = torch.zeros(n_classes, x.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(n_classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weight, bias], max_iter=STEPS, max_eval=2 * STEPS, history_size=20, tolerance_grad=1e-6,
-        tolerance_change=0.0, line_search_fn="strong_wolfe",
-    )  # fmt: skip
+        [weight, bias],
+        max_iter=STEPS,
+        max_eval=2 * STEPS,
+        history_size=20,
+        tolerance_grad=1e-6,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
 
     def loss() -> Tensor:
         optimizer.zero_grad()

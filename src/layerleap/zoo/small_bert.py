@@ -55,9 +55,10 @@ def train_tokenizer(texts: Sequence[str], settings: BertSettings) -> Any:
     ids = {token: backend.token_to_id(token) for token in ("[SEP]", "[CLS]")}
     backend.post_processor = BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=settings.max_tokens,
+        tokenizer_object=backend,
+        model_max_length=settings.max_tokens,
         **dict(zip(names, SPECIAL, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def train_bert(
@@ -145,11 +146,16 @@ def _new(tokenizer: Any, settings: BertSettings) -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=settings.d_model,
-        num_hidden_layers=settings.layers, num_attention_heads=settings.heads,
-        intermediate_size=2 * settings.d_model, max_position_embeddings=settings.max_tokens,
-        hidden_dropout_prob=settings.dropout, attention_probs_dropout_prob=0.0,
-        pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(CLASSES)),
+        vocab_size=len(tokenizer),
+        hidden_size=settings.d_model,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=2 * settings.d_model,
+        max_position_embeddings=settings.max_tokens,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+        id2label=dict(enumerate(CLASSES)),
         label2id={name: number for number, name in enumerate(CLASSES)},
-    )  # fmt: skip
+    )
     return BertForSequenceClassification(config)

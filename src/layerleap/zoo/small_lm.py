@@ -192,17 +192,25 @@ def _new(n_vocabulary: int, pad: int, tokenizer: Any, settings: LMSettings) -> A
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
     shared: dict[str, Any] = {
-        "vocab_size": n_vocabulary, "hidden_size": settings.d_model,
-        "num_hidden_layers": settings.layers, "num_attention_heads": settings.heads,
-        "max_position_embeddings": 2048, "tie_word_embeddings": True, "pad_token_id": pad,
-        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
-    }  # fmt: skip
+        "vocab_size": n_vocabulary,
+        "hidden_size": settings.d_model,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        "pad_token_id": pad,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
     model: Any
     if settings.ffn == "relu":
         config = GPTNeoXConfig(
-            **shared, intermediate_size=4 * settings.d_model, hidden_act="relu",
-            use_parallel_residual=False, rotary_pct=1.0,
-        )  # fmt: skip
+            **shared,
+            intermediate_size=4 * settings.d_model,
+            hidden_act="relu",
+            use_parallel_residual=False,
+            rotary_pct=1.0,
+        )
         model = GPTNeoXForCausalLM(config)
     else:
         gated = {"num_key_value_heads": settings.heads, "intermediate_size": 3 * settings.d_model}

@@ -80,12 +80,18 @@ def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:
 
     names = {number: str(number) for number in range(n_classes)}
     config = ViTConfig(
-        hidden_size=settings.d_model, num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads, intermediate_size=2 * settings.d_model,
-        image_size=pixels.shape[-1], patch_size=settings.patch, num_channels=pixels.shape[1],
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        id2label=names, label2id={name: number for number, name in names.items()},
-    )  # fmt: skip
+        hidden_size=settings.d_model,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=2 * settings.d_model,
+        image_size=pixels.shape[-1],
+        patch_size=settings.patch,
+        num_channels=pixels.shape[1],
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        id2label=names,
+        label2id={name: number for number, name in names.items()},
+    )
     return ViTForImageClassification(config)
 
 

@@ -49,9 +49,13 @@ def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[
     digits = read_npz(sources["mnist"])
     backbone = at_size(Dinov2Model.from_pretrained(sources["dinov2"]).eval(), HEAD_IMAGE_SIZE)
     write_processor(
-        folder, "BitImageProcessor", do_center_crop=False, resample=BICUBIC, **COLOURS,
+        folder,
+        "BitImageProcessor",
+        do_center_crop=False,
+        resample=BICUBIC,
+        **COLOURS,
         size={"height": HEAD_IMAGE_SIZE, "width": HEAD_IMAGE_SIZE},
-    )  # fmt: skip
+    )
     processor = AutoImageProcessor.from_pretrained(folder)
     states: dict[str, tuple[Tensor, Tensor]] = {}
     for side in ("fitted", "held_out"):

@@ -136,9 +136,15 @@ def test_when_no_rule_is_good_enough_the_result_is_to_never_exit(method):
 
 @pytest.mark.parametrize(
     ("tolerance", "delta", "method", "wanted"),
-    [(0.05, 0.05, "ltt", 59), (0.01, 0.1, "ltt", 230), (0.5, 0.125, "ltt", 3),
-     (0.05, None, "crc", 19), (0.03, None, "crc", 33), (0.5, None, "crc", 1)],
-)  # fmt: skip
+    [
+        (0.05, 0.05, "ltt", 59),
+        (0.01, 0.1, "ltt", 230),
+        (0.5, 0.125, "ltt", 3),
+        (0.05, None, "crc", 19),
+        (0.03, None, "crc", 33),
+        (0.5, None, "crc", 1),
+    ],
+)
 def test_too_few_rows_are_refused_with_the_number_needed(tolerance, delta, method, wanted):
     assert rows_needed(tolerance, delta, method) == wanted
     settings = {"method": method} | ({} if delta is None else {"delta": delta})

@@ -105,8 +105,10 @@ def test_counting_leaves_no_hook_behind():
 def bank_of(transformer: Transformer, rank: int | None) -> ShortcutBank:
     d, last = transformer.d_model, transformer.n_layers
     shapes = {"weight": (d, d)} if rank is None else {"left": (d, rank), "right": (rank, d)}
-    maps = [LinearMap(src, last, **{k: torch.zeros(s) for k, s in shapes.items()})
-            for src in range(last)]  # fmt: skip
+    maps = [
+        LinearMap(src, last, **{k: torch.zeros(s) for k, s in shapes.items()})
+        for src in range(last)
+    ]
     return ShortcutBank(maps, model=transformer.identity.to_dict(), n_layers=last, d_model=d)
 
 
@@ -133,10 +135,15 @@ def test_a_context_that_the_model_cannot_take_is_refused(tokens):
 def test_with_a_large_vocabulary_the_head_costs_eight_blocks():
     """SmolLM2's sizes, with two of its thirty blocks: a check at every layer never pays late."""
     sizes = {
-        "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "vocab_size": 49152, "num_hidden_layers": 2, "head_dim": 64,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "num_hidden_layers": 2,
+        "head_dim": 64,
         "tie_word_embeddings": True,
-    }  # fmt: skip
+    }
     cost = measure_cost(Transformer.wrap(build("llama", **sizes), name="smollm2-like"), tokens=1)
     assert cost.head_in_blocks == pytest.approx(8.0, abs=0.05)
     whole = Cost(cost.blocks[:1] * 30, cost.head, (2.0 * 576**2,) * 30 + (0.0,), 576, 1)

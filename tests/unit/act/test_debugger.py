@@ -170,10 +170,12 @@ def test_an_edit_of_generated_positions_does_not_apply_to_a_prompt_and_says_so(e
     found = frames(edits=["L2.N5=30@generated"])
     assert found[0]["edits"] == [
         {
-            "spec": "L2.N5=30@generated", "applied": False, "remark": "",
+            "spec": "L2.N5=30@generated",
+            "applied": False,
+            "remark": "",
             "sentence": "Set neuron 5 of block 2 to 30 at generated positions",
         }
-    ]  # fmt: skip
+    ]
     assert not cells(found, "after")
 
 
@@ -227,9 +229,11 @@ def test_generating_with_edits_is_generating_inside_model_edit():
         expected = ll.generate(model, TEXT, bank=None, decoder="transformers", max_new_tokens=6).ids
     seen: list[tuple[int, str]] = []
     answer = debugger().generate(
-        TEXT, edits=["L3.N7+40@generated"], max_new_tokens=6,
+        TEXT,
+        edits=["L3.N7+40@generated"],
+        max_new_tokens=6,
         on_token=lambda token, piece: seen.append((token, piece)),
-    )  # fmt: skip
+    )
     plain = debugger().generate(TEXT, max_new_tokens=6)
     assert answer["ids"] == expected == [token for token, _ in seen]
     assert answer["text"] == "".join(piece for _, piece in seen)
@@ -250,9 +254,10 @@ def test_edits_hold_during_generation_with_any_decoder(decoding):
 def test_generation_takes_token_ids_and_never_tokenises_decoded_text():
     model = debugger().transformer
     ids = Lens(model).encode(TEXT)
-    assert ll.generate(model, ids, bank=None, max_new_tokens=4).ids == ll.generate(
-        model, TEXT, bank=None, max_new_tokens=4
-    ).ids  # fmt: skip
+    assert (
+        ll.generate(model, ids, bank=None, max_new_tokens=4).ids
+        == ll.generate(model, TEXT, bank=None, max_new_tokens=4).ids
+    )
     with pytest.raises(BadText, match="out of range"):
         ll.generate(model, [5, 999], bank=None)
     with pytest.raises(BadSettings, match="chat template"):
@@ -311,9 +316,11 @@ def test_classifiers_show_their_classes():
     own = Debugger(model)
     found = list(own.trace(TEXT))
     names = {
-        token["kind"] for frame in found if frame["frame"] == "cells"
+        token["kind"]
+        for frame in found
+        if frame["frame"] == "cells"
         for token in frame["names"].values()
-    }  # fmt: skip
+    }
     assert names == {"class"}
     assert own.outputs(model.output_name(1).lower())[0].id == 1
     with pytest.raises(BadSettings, match="cannot generate"):
@@ -494,9 +501,15 @@ def test_dominant_neurons_of_classifiers_and_masked_models_are_read_where_the_he
 
 @pytest.mark.parametrize(
     "options",
-    [{"position": "last"}, {"position": 99}, {"watch": "a"}, {"watch": 999}, {"blocks": 3},
-     {"top": "a"}],
-)  # fmt: skip
+    [
+        {"position": "last"},
+        {"position": 99},
+        {"watch": "a"},
+        {"watch": 999},
+        {"blocks": 3},
+        {"top": "a"},
+    ],
+)
 def test_bad_questions_about_neurons_are_refused_in_one_sentence(options):
     with pytest.raises(BadSettings):
         ll.neurons(debugger().transformer).dominant(TEXT, **options)

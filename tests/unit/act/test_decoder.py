@@ -58,8 +58,13 @@ def write(transformer, custom, ids=PROMPT, **options):
 
 
 RULES = [
-    Fixed(2), Similarity(0.9), TopProbability(0.1), Entropy(3.6), Patience(2), Gap(0.01, 12.0),
-]  # fmt: skip
+    Fixed(2),
+    Similarity(0.9),
+    TopProbability(0.1),
+    Entropy(3.6),
+    Patience(2),
+    Gap(0.01, 12.0),
+]
 
 
 @pytest.mark.parametrize("checks", [None, (2, 4)])
@@ -238,9 +243,11 @@ def test_an_unknown_choice_is_refused_with_the_choices(llama, settings, message)
 def test_scores_and_logits_are_those_of_generate(llama):
     transformer, bank = llama
     options = {
-        "return_dict_in_generate": True, "output_scores": True, "output_logits": True,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
         "repetition_penalty": 1.3,
-    }  # fmt: skip
+    }
     theirs = write(transformer, None, **options)
     ours = write(transformer, decoder(bank, transformer=transformer, cost=CHEAP), **options)
     assert torch.equal(ours.sequences, theirs.sequences)
@@ -255,9 +262,13 @@ def test_sampled_tokens_after_drafts_follow_the_models_distribution(llama):
     tried, third, n = 0, [], 120
     for _ in range(n):
         ids = write(
-            transformer, decoding, ids=PROMPT[:, :3], max_new_tokens=3, do_sample=True,
+            transformer,
+            decoding,
+            ids=PROMPT[:, :3],
+            max_new_tokens=3,
+            do_sample=True,
             temperature=0.3,
-        )  # fmt: skip
+        )
         tried += decoding.stats[0].accepted
         third.append(ids[0, 3:5].tolist())
     assert tried > 0  # else no draft was tested
@@ -426,9 +437,12 @@ def test_caches_of_padded_texts_and_half_texts_are_refused(llama):
     transformer.model(PROMPT[:, :5], past_key_values=cache, use_cache=True)
     with pytest.raises(BadSettings, match="whole text"):
         write(
-            transformer, decoding, ids=PROMPT[:, 5:], past_key_values=cache,
+            transformer,
+            decoding,
+            ids=PROMPT[:, 5:],
+            past_key_values=cache,
             attention_mask=torch.ones_like(PROMPT),
-        )  # fmt: skip
+        )
 
 
 def test_what_needs_a_batch_in_step_is_refused(llama):
@@ -467,12 +481,17 @@ def test_a_bank_or_rule_of_another_model_is_refused(llama):
 @pytest.mark.parametrize(
     "options",
     [
-        {"policy": "forget"}, {"drafts": ("oracle",)}, {"drafts": ("early",)},
-        {"policy": "shortcut"}, {"max_nodes": 0}, {"rule": Oracle()},
-        {"head": "half"}, {"rule": Fixed(2), "head": "shortlist"},
+        {"policy": "forget"},
+        {"drafts": ("oracle",)},
+        {"drafts": ("early",)},
+        {"policy": "shortcut"},
+        {"max_nodes": 0},
+        {"rule": Oracle()},
+        {"head": "half"},
+        {"rule": Fixed(2), "head": "shortlist"},
         {"shortlist": [3, 4], "head": "shortlist"},
     ],
-)  # fmt: skip
+)
 def test_invalid_settings_are_refused_at_once(options):
     with pytest.raises(BadSettings):
         decoder(None, **options)
@@ -506,9 +525,11 @@ def made_probe(transformer):
     g = torch.Generator().manual_seed(0)
     width = transformer.d_model
     weights = Softmax(
-        torch.zeros(width).double(), torch.ones(width).double(),
-        torch.randn(2, width, generator=g).double(), torch.zeros(2).double(),
-    )  # fmt: skip
+        torch.zeros(width).double(),
+        torch.ones(width).double(),
+        torch.randn(2, width, generator=g).double(),
+        torch.zeros(2).double(),
+    )
     return TaskProbe(
         weights, (2, 3, 4), transformer.n_layers, transformer.identity.to_dict(), "mat"
     )

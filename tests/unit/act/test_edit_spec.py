@@ -40,23 +40,27 @@ def test_every_edit_of_a_neuron_is_read_back_as_it_was(place, number, positions,
     [
         ("L12.N34=5", SetNeuron(12, 34, 5.0), "Set neuron 34 of block 12 to 5"),
         (
-            " l12n34 * -0.5 @last ", ScaleNeuron(12, 34, -0.5, positions="last"),
+            " l12n34 * -0.5 @last ",
+            ScaleNeuron(12, 34, -0.5, positions="last"),
             "Multiply neuron 34 of block 12 by -0.5 at the last position",
         ),
         (
-            "L1.N2-3@generated", AddNeuron(1, 2, -3.0, positions="generated"),
+            "L1.N2-3@generated",
+            AddNeuron(1, 2, -3.0, positions="generated"),
             "Add -3 to neuron 2 of block 1 at generated positions",
         ),
         (
-            "L1.N2=off@0, 3", ZeroNeuron(1, 2, positions=(0, 3)),
+            "L1.N2=off@0, 3",
+            ZeroNeuron(1, 2, positions=(0, 3)),
             "Switch off neuron 2 of block 1 at positions 0, 3",
         ),
         (
-            "L1.N2+1e-3@4", AddNeuron(1, 2, 1e-3, positions=(4,)),
+            "L1.N2+1e-3@4",
+            AddNeuron(1, 2, 1e-3, positions=(4,)),
             "Add 0.001 to neuron 2 of block 1 at position 4",
         ),
     ],
-)  # fmt: skip
+)
 def test_edits_are_read_and_told_in_words(spec, edit, sentence):
     assert parse_edit(spec) == edit
     assert edit_sentence(edit) == sentence
@@ -64,9 +68,21 @@ def test_edits_are_read_and_told_in_words(spec, edit, sentence):
 
 @pytest.mark.parametrize(
     "spec",
-    ["", "L12", "L12.N34", "L12.N34=", "L12.N34=five", "N34=5", "L12.N34==5", "L12.N34*off",
-     "L12.N34=1e999", "L12.N34=nan", "L12.N34=5@", "L-1.N3=5"],
-)  # fmt: skip
+    [
+        "",
+        "L12",
+        "L12.N34",
+        "L12.N34=",
+        "L12.N34=five",
+        "N34=5",
+        "L12.N34==5",
+        "L12.N34*off",
+        "L12.N34=1e999",
+        "L12.N34=nan",
+        "L12.N34=5@",
+        "L-1.N3=5",
+    ],
+)
 def test_what_is_no_edit_is_refused_with_an_example(spec):
     with pytest.raises(BadSettings, match=r"edit"):
         parse_edit(spec)

@@ -80,8 +80,10 @@ def test_an_early_text_says_where_it_departs_from_the_full_models(llama):
         if common is not None:
             decode = transformer.tokenizer.decode
             assert made.departure == {
-                "place": common, "token": made.tokens[common], "full_model": decode(full[common])
-            }  # fmt: skip
+                "place": common,
+                "token": made.tokens[common],
+                "full_model": decode(full[common]),
+            }
             assert f"the first {common} are the full model's own text" in str(made.stats)
     assert seen - {None}, "every text was the full model's own; choose another prompt"
 
@@ -239,9 +241,13 @@ def test_every_token_is_reported_with_its_layer(llama):
     transformer, bank = llama
     pieces = []
     generation = ll.generate(
-        transformer, PROMPT, bank=bank, rule=ll.exits.Fixed(2), max_new_tokens=5,
+        transformer,
+        PROMPT,
+        bank=bank,
+        rule=ll.exits.Fixed(2),
+        max_new_tokens=5,
         on_token=lambda piece, layer: pieces.append((piece, layer)),
-    )  # fmt: skip
+    )
     assert pieces == list(zip(generation.tokens, generation.exit_layers, strict=True))
 
 

@@ -9,9 +9,10 @@ from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.stream.tasks import draw, encode, load
 from tiny_models import WORDS, tiny
 
-CLASSES = [(f"{a} {b}", "big" if n % 2 else "small") for n, (a, b) in enumerate(
-    (a, b) for a in WORDS[:6] for b in WORDS[6:14]
-)]  # fmt: skip
+CLASSES = [
+    (f"{a} {b}", "big" if n % 2 else "small")
+    for n, (a, b) in enumerate((a, b) for a in WORDS[:6] for b in WORDS[6:14])
+]
 MAPPING = list(zip(WORDS, WORDS[::-1], strict=True))
 LONG = [(text, "very big" if answer == "big" else answer) for text, answer in CLASSES]
 
@@ -100,8 +101,9 @@ def test_learning_is_not_shown_without_a_measurement_of_no_demonstrations():
 
 def test_it_uses_the_same_demonstrations_each_time():
     one, two = (in_context(tiny("llama"), MAPPING, shots=[3], progress=False) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(one.right["true", 3], two.right["true", 3],
-                                                 strict=True))  # fmt: skip
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.right["true", 3], two.right["true", 3], strict=True)
+    )
 
 
 def test_what_cannot_be_asked_is_one_sentence():

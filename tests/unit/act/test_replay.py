@@ -25,9 +25,14 @@ from layerleap.errors import BadSettings
 from made_evidence import made, upto
 
 FAMILIES = [
-    family(Fixed), family(Gap, length=12.0), family(TopProbability), family(Entropy),
-    family(Similarity), family(Patience), Learned.train(made(300, seed=9)),
-]  # fmt: skip
+    family(Fixed),
+    family(Gap, length=12.0),
+    family(TopProbability),
+    family(Entropy),
+    family(Similarity),
+    family(Patience),
+    Learned.train(made(300, seed=9)),
+]
 COST = Cost((10.0,) * 6, 80.0, (1.0,) * 6 + (0.0,), d_model=4, context=8)
 
 
@@ -123,8 +128,13 @@ def test_the_interval_of_a_saving_is_that_of_resampled_documents():
     found = saved_at(chosen, evidence, [0.85], resamples=30, seed=4)[0]
     savings = []
     for counts in resample(12, 30, 4).int().tolist():
-        index = [r for d, times in enumerate(counts) for _ in range(times)
-                 for r in range(60) if r % 12 == d]  # fmt: skip
+        index = [
+            r
+            for d, times in enumerate(counts)
+            for _ in range(times)
+            for r in range(60)
+            if r % 12 == d
+        ]
         drawn = evidence.rows(torch.tensor(index))
         savings.append(saved_at(chosen, drawn, [0.85], resamples=2)[0].saved)
     value = torch.tensor([found.saved], dtype=torch.float64)

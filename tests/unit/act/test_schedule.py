@@ -45,9 +45,8 @@ def test_the_best_schedule_is_the_best_of_all_there_are(seed):
     ways = every_schedule(n_layers)
     for blocks in range(n_layers + 1):
         fair = [
-            way for way in ways
-            if way.blocks == blocks and all(r2[jump] > 0 for jump in way.jumps)
-        ]  # fmt: skip
+            way for way in ways if way.blocks == blocks and all(r2[jump] > 0 for jump in way.jumps)
+        ]
         if not fair:
             with pytest.raises(BadSettings, match="no R2 above 0"):
                 best_schedule(r2, n_layers, blocks)

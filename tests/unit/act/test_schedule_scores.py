@@ -36,8 +36,9 @@ def test_jumps_between_blocks_are_taken_at_all_positions(case):
     transformer, bank, batches = case
     last, keep = transformer.n_layers, batches[0].keep
     recording = record(transformer, batches[0].inputs)
-    way = Schedule("jump, run, jump", (Segment("jump", 0, 1), Segment("run", 1, 2),
-                                       Segment("jump", 2, last)))  # fmt: skip
+    way = Schedule(
+        "jump, run, jump", (Segment("jump", 0, 1), Segment("run", 1, 2), Segment("jump", 2, last))
+    )
     by_hand = bank[2, last](recording.run(bank[0, 1](recording.states[0]), 1, 2))[keep]
     torch.testing.assert_close(run_schedule(way, recording, bank, keep), by_hand)
 

@@ -143,10 +143,11 @@ def test_fitted_kernels_are_least_squares_between_widths(pair, documents):
     found = fit_kernels(*pair, [(1, 2), (3, 4)], batches, ridge=0.0)
     for (i, j), (kernel, report) in found.items():
         x, y = (
-            torch.cat([m.capture(b.inputs, layers=[layer], keep=b.keep).states[layer]
-                       for b in batches]).double()
+            torch.cat(
+                [m.capture(b.inputs, layers=[layer], keep=b.keep).states[layer] for b in batches]
+            ).double()
             for m, layer in ((pair[0], i), (pair[1], j))
-        )  # fmt: skip
+        )
         expected = torch.linalg.lstsq(x, y).solution
         torch.testing.assert_close(kernel.weight.double(), expected, rtol=1e-3, atol=1e-3)
         assert (report.src, report.dst, report.rows, report.width) == (i, j, len(x), 24)
@@ -212,7 +213,7 @@ def test_a_classifier_can_be_at_the_end_but_has_no_loss(pair):
         (lambda a, b: translate(ll.stitch(b, 1, a, 1)), "rank 16 and no left inverse"),
         (lambda a, b: translate(ll.stitch(a, 1, b, 1, lambda h: h[..., :16])), "without a bias"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_in_a_sentence(pair, make, words):
     with pytest.raises(BadSettings, match=words):
         make(*pair)

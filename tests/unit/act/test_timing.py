@@ -25,9 +25,15 @@ def bank_of(transformer: Transformer) -> ShortcutBank:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("llama", "cached"), ("gemma2", "cached"), ("bloom", "cached"),
-                      ("bert", "whole"), ("albert", "whole")],
-)  # fmt: skip
+    ("name", "mode"),
+    [
+        ("llama", "cached"),
+        ("gemma2", "cached"),
+        ("bloom", "cached"),
+        ("bert", "whole"),
+        ("albert", "whole"),
+    ],
+)
 def test_every_median_is_a_positive_time(name, mode):
     transformer = tiny(name)
     found = measure_timing(transformer, tokens=8, bank=bank_of(transformer), repeats=3)
@@ -107,9 +113,13 @@ def test_another_head_can_be_asked_about():
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"tokens": 1}, "expected 2 to 64"), ({"tokens": 65}, "expected 2 to 64"),
-     ({"repeats": 0}, "repeats"), ({"warm_up": -1}, "warm_up")],
-)  # fmt: skip
+    [
+        ({"tokens": 1}, "expected 2 to 64"),
+        ({"tokens": 65}, "expected 2 to 64"),
+        ({"repeats": 0}, "repeats"),
+        ({"warm_up": -1}, "warm_up"),
+    ],
+)
 def test_settings_without_meaning_are_refused(change, match):
     with pytest.raises(BadSettings, match=match):
         measure_timing(tiny("llama"), **change)

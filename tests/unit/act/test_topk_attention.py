@@ -33,9 +33,11 @@ def drawn(*shapes, seed=0, dtype=torch.float64):
 
 def qkv(n_queries=7, n_keys=9, n_texts=2, n_heads=4, n_key_heads=2, width=5, values=3, **options):
     return drawn(
-        (n_texts, n_heads, n_queries, width), (n_texts, n_key_heads, n_keys, width),
-        (n_texts, n_key_heads, n_keys, values), **options,
-    )  # fmt: skip
+        (n_texts, n_heads, n_queries, width),
+        (n_texts, n_key_heads, n_keys, width),
+        (n_texts, n_key_heads, n_keys, values),
+        **options,
+    )
 
 
 def assert_same_gradients(ours, theirs, tensors, tolerance=1e-12):
@@ -63,9 +65,13 @@ def test_sinks_and_biases_get_their_gradients(way, k, chunk):
     for shape in ((1, 4, 7, 9), (2, 1, 1, 9), (2, 4, 7, 9)):
         tensors, (sinks, bias) = qkv(), drawn((4,), shape, seed=1)
         ours = topk_attend(
-            *tensors, visible_from({"bias": bias}, *tensors[:2], is_causal=True), k, chunk=chunk,
-            sinks=sinks, softcap=2.0,
-        )  # fmt: skip
+            *tensors,
+            visible_from({"bias": bias}, *tensors[:2], is_causal=True),
+            k,
+            chunk=chunk,
+            sinks=sinks,
+            softcap=2.0,
+        )
         theirs = dense_topk(*tensors, k, mask=causal(7, 9), bias=bias, sinks=sinks, softcap=2.0)
         assert_same_gradients(ours, theirs, [*tensors, sinks, bias])
 

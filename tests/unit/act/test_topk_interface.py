@@ -23,9 +23,16 @@ from layerleap.errors import BadSettings, ModelRefused
 
 def test_every_setting_has_one_name_of_its_own():
     settings = [
-        {"k": 64}, {"k": 65}, {"k": 64, "chunk": 512}, {"k": 64, "recompute": True},
-        {"k": (64, 64)}, {"k": (64, 65)}, {"k": {1: 64}}, {"k": {2: 64}}, {"k": {1: (64, 64)}},
-    ]  # fmt: skip
+        {"k": 64},
+        {"k": 65},
+        {"k": 64, "chunk": 512},
+        {"k": 64, "recompute": True},
+        {"k": (64, 64)},
+        {"k": (64, 65)},
+        {"k": {1: 64}},
+        {"k": {2: 64}},
+        {"k": {1: (64, 64)}},
+    ]
     names = [ll.topk_attention(**one) for one in settings]
     assert len(set(names)) == len(names)
     assert names[0] == "layerleap-topk-64-1024"

@@ -116,9 +116,11 @@ def steps(transformer, ids, cache, edit):
     """Logits of tokens that are given one by one."""
     with torch.no_grad(), transformer.edit(edit):
         return torch.cat(
-            [transformer.model(ids[:, n : n + 1], past_key_values=cache).logits
-             for n in range(ids.shape[1])]
-        )  # fmt: skip
+            [
+                transformer.model(ids[:, n : n + 1], past_key_values=cache).logits
+                for n in range(ids.shape[1])
+            ]
+        )
 
 
 def recomputed(transformer, ids, cache, edit):

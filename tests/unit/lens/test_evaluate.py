@@ -129,8 +129,9 @@ def test_the_last_layer_has_its_known_values(model, evaluation):
     for name in ("id", "mat"):
         rows = {row["metric"]: row for row in evaluation.at(-1) if row["map"] == name}
         assert {metric: row["value"] for metric, row in rows.items()} == {
-            **expected, "kl": pytest.approx(0.0, abs=1e-6),
-        }  # fmt: skip
+            **expected,
+            "kl": pytest.approx(0.0, abs=1e-6),
+        }
 
 
 @pytest.mark.parametrize("tokens", [1, 50, 10**6])
@@ -143,8 +144,11 @@ def test_neither_batch_size_nor_padding_changes_it(model, evaluation, tokens, si
         for key in ("value", "low", "high"):
             assert row[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5)
         assert {**row, "value": 0, "low": 0, "high": 0} == {
-            **expected, "value": 0, "low": 0, "high": 0,
-        }  # fmt: skip
+            **expected,
+            "value": 0,
+            "low": 0,
+            "high": 0,
+        }
 
 
 def test_only_documents_that_were_not_fitted_on_are_read_by_default(model, tmp_path):

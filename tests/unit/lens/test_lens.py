@@ -433,8 +433,10 @@ def test_a_bank_that_lacks_layers_says_so(case):
     name, transformer, bank, *_ = case
     lacking = ShortcutBank(
         [LinearMap(0, 3, weight=torch.eye(24))],
-        model=bank.model, n_layers=3, d_model=24,
-    )  # fmt: skip
+        model=bank.model,
+        n_layers=3,
+        d_model=24,
+    )
     with pytest.raises(BadSettings, match="no map from layer 1 to layer 3"):
         Lens(transformer, lacking).read(TEXTS[name])
 

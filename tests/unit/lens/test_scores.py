@@ -199,9 +199,13 @@ def test_progress_counts_texts(case):
     reported = []
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=50))
     score(
-        transformer, lenses, batches, total=7, phase="looking",
+        transformer,
+        lenses,
+        batches,
+        total=7,
+        phase="looking",
         progress=lambda phase, done, total, unit="texts": reported.append((phase, done, total)),
-    )  # fmt: skip
+    )
     assert len(reported) == len(batches)
     assert reported[-1] == ("looking", sum(batch.n_texts for batch in batches), 7)
 
@@ -407,9 +411,11 @@ def test_map_errors_count_only_the_pairs_of_its_bank(case):
     final = fit(transformer, DOCUMENTS, pairs="final")
     errors = MapErrors(final)
     score(
-        transformer, {"-": Lens(transformer)},
-        iter_batches(transformer, examples_of(transformer)), on_states=errors.add,
-    )  # fmt: skip
+        transformer,
+        {"-": Lens(transformer)},
+        iter_batches(transformer, examples_of(transformer)),
+        on_states=errors.add,
+    )
     pairs = [(row["map"], row["src"], row["dst"]) for row in errors.table()]
     assert pairs == [(name, src, 3) for name in ("mat", "id") for src in range(3)]
 

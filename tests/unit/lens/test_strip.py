@@ -60,8 +60,15 @@ def test_a_bank_adds_a_track_and_positions_can_be_chosen(llama):
     frame = strip.to_pandas()
     assert len(frame) == 2 * 2 * 2
     assert list(frame.columns) == [
-        "map", "position", "token", "rank", "rank_token", "layer", "saturates", "is_next",
-    ]  # fmt: skip
+        "map",
+        "position",
+        "token",
+        "rank",
+        "rank_token",
+        "layer",
+        "saturates",
+        "is_next",
+    ]
 
 
 def test_a_masked_model_is_read_at_its_masks():

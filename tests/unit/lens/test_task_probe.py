@@ -53,11 +53,14 @@ def real(tmp_path_factory):
     file = StateFile(tmp_path_factory.mktemp("rows") / "rows", limit=2000)
     writer = StateWriter(file, model(), 0)
     actual = saturate(
-        model(), {"id": Lens(model())}, batches(), k=2,
+        model(),
+        {"id": Lens(model())},
+        batches(),
+        k=2,
         on_states=lambda states, batch: writer.add(
             [states[layer] for layer in sorted(states)], batch.documents
         ),
-    )["id"]  # fmt: skip
+    )["id"]
     writer.finish()
     evidence = Evidence.from_scores(score(model(), {"id": Lens(model())}, batches()), "id")
     return actual, file.open(), evidence
@@ -113,8 +116,10 @@ def test_a_loaded_probe_is_bit_identical_to_the_saved_one(tmp_path):
     assert (actual.layers, actual.space, actual.lens) == (saved.layers, "raw", "id")
     assert (repr(actual), actual.quality, actual.data) == (repr(saved), saved.quality, saved.data)
     assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == [
-        "README.md", "probe.json", "probe.safetensors",
-    ]  # fmt: skip
+        "README.md",
+        "probe.json",
+        "probe.safetensors",
+    ]
     assert "AUC of task 2: 0.750" in (tmp_path / "probe" / "README.md").read_text()
 
 

@@ -306,10 +306,15 @@ def test_a_target_below_a_file_is_refused_before_anything_is_done(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"settings": {"ridge": 5.0}}, {"quality": [{"layer": 0, "precision@1 mat": 1.0}]},
-     {"source": "somebody famous"}, {"content_sha256": None}, {"content_sha256": "00"}],
+    [
+        {"settings": {"ridge": 5.0}},
+        {"quality": [{"layer": 0, "precision@1 mat": 1.0}]},
+        {"source": "somebody famous"},
+        {"content_sha256": None},
+        {"content_sha256": "00"},
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_card_that_was_changed_is_refused(saved, changes):
     change_config(saved, sign=False, **changes)
     with pytest.raises(BadArtifact, match=r"bank\.json was changed after it was saved"):
@@ -421,9 +426,11 @@ def test_the_card_warns_of_rank_deficient_fits():
 
 def test_the_card_shows_held_out_scores_and_how_the_bank_was_made():
     card = small_bank(
-        quality=[{"layer": 0, "precision@1 mat": 0.25}], data={"text": "novels"},
-        settings={"ridge": 0.5, "rank": None}, source="somebody",
-    ).card()  # fmt: skip
+        quality=[{"layer": 0, "precision@1 mat": 0.25}],
+        data={"text": "novels"},
+        settings={"ridge": 0.5, "rank": None},
+        source="somebody",
+    ).card()
     assert "Scores on held-out text:" in card
     assert "| 0 | 0.250 |" in card
     for line in ("- text: novels", "- ridge: 0.5", "Fitted by somebody."):

@@ -234,9 +234,9 @@ def test_few_rows_are_said_and_get_a_ridge():
     assert {report.ridge for report in plain.fits.values()} == {0.0}
     fresh = sentences(60, seed=5)
     scores = {
-        name: one.evaluate(tiny("llama"), fresh, side="both") for name, one in
-        (("ridge", bank), ("plain", plain))
-    }  # fmt: skip
+        name: one.evaluate(tiny("llama"), fresh, side="both")
+        for name, one in (("ridge", bank), ("plain", plain))
+    }
     kl = {
         name: sum(
             row["value"] for row in one.scores if (row["map"], row["metric"]) == ("mat", "kl")

@@ -56,8 +56,10 @@ def test_trees_of_several_texts_end_where_each_path_alone_ends(name):
     with begun(transformer) as cursor:
         h = cursor.run_all({0: fork, 4: Tree.chain([30, 31])})
     for found, text, new in (
-        (h[0][:2], 0, [20, 21]), (h[0][2:], 0, [20, 22, 23]), (h[4], 4, [30, 31]),
-    ):  # fmt: skip
+        (h[0][:2], 0, [20, 21]),
+        (h[0][2:], 0, [20, 22, 23]),
+        (h[4], 4, [30, 31]),
+    ):
         alone = last(transformer, [*TEXTS[text], *new])[-2:]
         torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)  # biases are float32
 
@@ -184,8 +186,13 @@ def test_a_text_that_ends_early_is_padded_and_the_others_go_on(llama):
 def test_processors_get_one_text_at_a_time(llama):
     ids, mask = batch(4)
     custom = decoder(bank_of(llama), transformer=llama, cost=CHEAP)
-    options = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.5,
-               "no_repeat_ngram_size": 2, "attention_mask": mask}  # fmt: skip
+    options = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 2,
+        "attention_mask": mask,
+    }
     theirs = llama.model.generate(ids, **options)
     ours = llama.model.generate(ids, custom_generate=custom, **options)
     assert torch.equal(ours, theirs)
@@ -203,9 +210,13 @@ def test_after_an_interruption_the_model_is_as_before(llama):
     before = llama.model(ids).logits
     with pytest.raises(KeyboardInterrupt):
         llama.model.generate(
-            ids, attention_mask=mask, max_new_tokens=12, do_sample=False, custom_generate=custom,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=12,
+            do_sample=False,
+            custom_generate=custom,
             stopping_criteria=StoppingCriteriaList([Stop()]),
-        )  # fmt: skip
+        )
     assert torch.equal(llama.model(ids).logits, before)
     assert not any("forward" in module.__dict__ for module in llama.model.modules())
 

@@ -165,10 +165,15 @@ def test_one_prompt_is_told_from_several():
     for one in ("the cat", ids, tuple(ids), torch.tensor(ids), np.array(ids), messages):
         assert several(model, one) is None, one
     for given, n in (
-        (PROMPTS, 3), ([ids, ids], 2), (torch.tensor([ids, ids]), 2), (np.array([ids, ids]), 2),
-        ([messages, messages], 2), (["the cat", ids, messages], 3), ((p for p in PROMPTS), 3),
+        (PROMPTS, 3),
+        ([ids, ids], 2),
+        (torch.tensor([ids, ids]), 2),
+        (np.array([ids, ids]), 2),
+        ([messages, messages], 2),
+        (["the cat", ids, messages], 3),
+        ((p for p in PROMPTS), 3),
         ({"input_ids": [ids, ids]}, 2),
-    ):  # fmt: skip
+    ):
         found = several(model, given)
         assert found is not None, given
         assert len(found) == n, given
@@ -226,9 +231,12 @@ def test_generation_stops_at_strings():
             assert ll.generate(model, "abc", **options).continuation == wanted
     ids = own("abc", return_tensors="pt").input_ids
     theirs = model.model.generate(
-        ids, max_new_tokens=12, do_sample=False, pad_token_id=0,
+        ids,
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=0,
         custom_generate=ll.decoder(stop_strings=stop, tokenizer=own),
-    )  # fmt: skip
+    )
     assert own.decode(theirs[0]) == "abc" + wanted
     with pytest.raises(BadSettings, match="expected strings that are not empty"):
         ll.generate(model, "abc", bank=None, stop_strings=[""])

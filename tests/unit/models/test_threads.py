@@ -82,8 +82,15 @@ def jobs(model):
             )
         ]
 
-    plainly = {"capture": captured, "record": recorded, "read": read, "plain": plain,
-               "their generate": theirs, "our generate": ours, "our batch": batch}  # fmt: skip
+    plainly = {
+        "capture": captured,
+        "record": recorded,
+        "read": read,
+        "plain": plain,
+        "their generate": theirs,
+        "our generate": ours,
+        "our batch": batch,
+    }
     names = ("capture", "record", "plain", "their generate", "our generate", "our batch")
     return plainly | {f"{name}, edited": edited(plainly[name]) for name in names}
 
@@ -108,9 +115,14 @@ def test_four_threads_reading_one_model_get_the_right_answers(model, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["their generate", "our generate", "our batch", "their generate, edited",
-     "our generate, edited"],
-)  # fmt: skip
+    [
+        "their generate",
+        "our generate",
+        "our batch",
+        "their generate, edited",
+        "our generate, edited",
+    ],
+)
 def test_four_threads_writing_with_one_model_get_the_right_texts(model, name):
     assert run({name: jobs(model)[name]}, 60) == 60
 

@@ -19,9 +19,11 @@ IDS = torch.tensor([[7, 8, 9, 10]])
 TEXT = "the cat sat on the mat and"
 LORA = partial(LoraConfig, init_lora_weights=False, target_modules=["q_proj", "up_proj"])
 IA3 = partial(
-    IA3Config, init_ia3_weights=False, target_modules=["k_proj", "down_proj"],
+    IA3Config,
+    init_ia3_weights=False,
+    target_modules=["k_proj", "down_proj"],
     feedforward_modules=["down_proj"],
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +125,14 @@ COMPILED = {
     "outside": lambda model, backend: torch.compile(model, backend=backend),
     "in place": lambda model, backend: (model.compile(backend=backend), model)[1],
     "forward": lambda model, backend: (
-        setattr(model, "forward", torch.compile(model.forward, backend=backend)), model,
+        setattr(model, "forward", torch.compile(model.forward, backend=backend)),
+        model,
     )[1],
     "blocks": lambda model, backend: (
-        [block.compile(backend=backend) for block in model.model.layers], model,
+        [block.compile(backend=backend) for block in model.model.layers],
+        model,
     )[1],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", COMPILED)

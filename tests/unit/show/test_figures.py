@@ -161,9 +161,7 @@ def test_a_sample_is_a_count_or_a_range_and_says_if_there_is_no_interval():
 
 def test_a_figure_is_described_for_those_who_hear_it():
     rows = [{"x": 0, "y": 0.25, "line": "mat"}, {"x": 4, "y": 1.0, "line": "mat"}]
-    assert in_words(figure_of(rows), {"left": rows}) == (
-        "Made up. left, mat: 0.25 at 0 to 1 at 4."
-    )  # fmt: skip
+    assert in_words(figure_of(rows), {"left": rows}) == ("Made up. left, mat: 0.25 at 0 to 1 at 4.")
 
 
 def test_long_names_are_cut_in_the_middle_and_stay_apart():

@@ -122,8 +122,9 @@ def test_claims_that_were_not_tested_are_folded(undrawn):
     assert f"{n} more claim" in folded
     assert str(escape(result.claims[0]["claim"])) in folded
     assert "not tested" not in table
-    assert all(str(escape(row["claim"])) in table for row in result.claims
-               if row["agrees"] != "not tested")  # fmt: skip
+    assert all(
+        str(escape(row["claim"])) in table for row in result.claims if row["agrees"] != "not tested"
+    )
 
 
 def test_nothing_from_the_study_becomes_markup():

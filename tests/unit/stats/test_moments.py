@@ -256,12 +256,20 @@ def test_buffered_rows_of_another_shape_are_a_bad_artifact(shape, good, tmp_path
 @pytest.mark.parametrize(
     "shapes",
     [
-        "text", ["a"], None, 3, {"a": "text"}, {"a": None}, {"a": [2, 4, "most"]},
-        {"a": [-1, 4, "all"]}, {"a": [2, -4, "all"]}, {"a": [2.5, 4, "all"]},
+        "text",
+        ["a"],
+        None,
+        3,
+        {"a": "text"},
+        {"a": None},
+        {"a": [2, 4, "most"]},
+        {"a": [-1, 4, "all"]},
+        {"a": [2, -4, "all"]},
+        {"a": [2.5, 4, "all"]},
         {"b": [2, 4, "all"]},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_forged_shapes_are_a_bad_artifact(shapes, good, tmp_path):
     path = tmp_path / "m.safetensors"
     forge(path, good, shapes=shapes)

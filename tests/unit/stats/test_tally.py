@@ -286,12 +286,18 @@ STATE = {"about": {}, "n_batches": 3, "n_texts": 4, "digest": "ab"}
 @pytest.mark.parametrize(
     "state",
     [
-        "text", [1], None, {}, {**STATE, "n_batches": "3"}, {**STATE, "about": []},
-        {**STATE, "digest": None}, {**STATE, "more": 1},
+        "text",
+        [1],
+        None,
+        {},
+        {**STATE, "n_batches": "3"},
+        {**STATE, "about": []},
+        {**STATE, "digest": None},
+        {**STATE, "more": 1},
         {"about": {}, "n_texts": 4, "digest": "ab"},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_state_that_is_none_of_a_tally_is_a_bad_artifact(state, tmp_path):
     path = tmp_path / "run.safetensors"
     save_moments(path, {"fit": Moments(3, 24)}, STATE)
@@ -474,9 +480,13 @@ def start(
     script.write_text(PREAMBLE + code)
     command = [sys.executable, *module, str(script), *map(str, arguments)]
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         out, err = process.communicate(timeout=90)
     except subprocess.TimeoutExpired:

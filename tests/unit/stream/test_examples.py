@@ -409,8 +409,11 @@ def test_encoder_inputs_are_never_cut_however_long_the_decoders_text_is():
     batch = Batch(0, inputs, keep, rows, rows, keep[:, 0], 2, 6)
     cut = {name: value.shape[1] for name, value in batch.cut(3).items()}
     assert cut == {
-        "input_ids": 6, "attention_mask": 6, "decoder_input_ids": 3, "decoder_attention_mask": 3,
-    }  # fmt: skip
+        "input_ids": 6,
+        "attention_mask": 6,
+        "decoder_input_ids": 3,
+        "decoder_attention_mask": 3,
+    }
     some = batch.texts(torch.tensor([True, False]))
     assert some.inputs["input_ids"].shape == (1, 6)
     assert some.inputs["decoder_input_ids"].tolist() == [[1, 2, 3]]

@@ -198,9 +198,15 @@ def test_the_checkpoints_generation_config_has_no_influence(monkeypatch, tmp_pat
     transformer = model("llama")
     plain = generate("llama", tmp_path).read_bytes()
     narrow = GenerationConfig(
-        repetition_penalty=5.0, top_k=2, temperature=0.1, do_sample=True, min_new_tokens=9,
-        bad_words_ids=[[9]], no_repeat_ngram_size=1, eos_token_id=[2, 7],
-    )  # fmt: skip
+        repetition_penalty=5.0,
+        top_k=2,
+        temperature=0.1,
+        do_sample=True,
+        min_new_tokens=9,
+        bad_words_ids=[[9]],
+        no_repeat_ngram_size=1,
+        eos_token_id=[2, 7],
+    )
     monkeypatch.setattr(transformer.model, "generation_config", narrow)
     monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "another"))
     assert generate("llama", tmp_path).read_bytes() == plain
@@ -222,9 +228,14 @@ def test_models_that_cannot_generate_are_refused():
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [({"n_texts": 0}, "n_texts"), ({"share": 0.0}, "share"), ({"share": 1.5}, "share"),
-     ({"rounds": 0}, "rounds"), ({"max_tokens": 0}, "max_tokens")],
-)  # fmt: skip
+    [
+        ({"n_texts": 0}, "n_texts"),
+        ({"share": 0.0}, "share"),
+        ({"share": 1.5}, "share"),
+        ({"rounds": 0}, "rounds"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
 def test_settings_out_of_range_are_refused(change, name):
     with pytest.raises(BadSettings, match=name):
         TextGeneration(**change)

@@ -128,5 +128,6 @@ def test_titles_are_the_beginnings_of_articles_with_their_names(tmp_path, monkey
     monkeypatch.setattr(pairs, "fetch", lambda name: {"wikipedia": path}[name])
     found = [(document.text, document.target) for document in pairs.iter_pairs("titles")]
     assert found == [
-        (f"{pairs.ASK}A cat is an animal.", "Cat"), (f"{pairs.ASK}A tree grows.", "Tree"),
-    ]  # fmt: skip
+        (f"{pairs.ASK}A cat is an animal.", "Cat"),
+        (f"{pairs.ASK}A tree grows.", "Tree"),
+    ]

@@ -130,9 +130,10 @@ def test_clips_of_one_document_stay_on_one_side(whisper):
         batches = sound_batches(whisper, clips, side=side)
         rows = sum(len(batch.documents.unique()) for batch in batches)
         names_on_side = [
-            each.name for each in clips
+            each.name
+            for each in clips
             if side == "both" or _is_held_out(each) == (side == "held-out")
-        ]  # fmt: skip
+        ]
         return rows, names_on_side
 
     assert names("fit")[0] + names("held-out")[0] >= 20

@@ -15,9 +15,10 @@ from layerleap.stream.tasks.task import Task, make_task
 from layerleap.zoo.reviews import is_held_out
 from tiny_models import WORDS, tiny
 
-PAIRS = [(f"{a} {b}", "big" if n % 3 else "small") for n, (a, b) in enumerate(
-    (a, b) for a in WORDS[:6] for b in WORDS[6:14]
-)]  # fmt: skip
+PAIRS = [
+    (f"{a} {b}", "big" if n % 3 else "small")
+    for n, (a, b) in enumerate((a, b) for a in WORDS[:6] for b in WORDS[6:14])
+]
 MAPPING = list(zip(WORDS, WORDS[::-1], strict=True))
 
 

@@ -44,8 +44,15 @@ def evidence(rows: int = 900, documents: int = 90, seed: int = 0) -> dict[str, E
     right = torch.arange(LAST + 1) >= 3
     top = torch.where(right, base.final[:, None], 9)
     sure = torch.where(right, 0.95, 0.3).expand(rows, -1)
-    good = Evidence(**{**vars(base), "top": top, "top_prob": sure, "second_prob": sure / 20,
-                       "entropy": 1 - sure})  # fmt: skip
+    good = Evidence(
+        **{
+            **vars(base),
+            "top": top,
+            "top_prob": sure,
+            "second_prob": sure / 20,
+            "entropy": 1 - sure,
+        }
+    )
     return {"id": base, "mat": good}
 
 

@@ -27,15 +27,28 @@ def section(key, **options):
 
 
 STUDY = Study(
-    name="pieces", title="Pieces", help="What runs?", settings=ExtraSettings, sections=(
-        section("base", required=True, claims=(
-            Claim("Holds for every model.", lambda _: Verdict("yes", "")),
-            Claim("Is about masked models.", lambda _: Verdict("yes", ""),
-                  when=lambda r: r.model["kind"] == "masked-token"))),
-        section("first"), section("second", after=("first",)),
+    name="pieces",
+    title="Pieces",
+    help="What runs?",
+    settings=ExtraSettings,
+    sections=(
+        section(
+            "base",
+            required=True,
+            claims=(
+                Claim("Holds for every model.", lambda _: Verdict("yes", "")),
+                Claim(
+                    "Is about masked models.",
+                    lambda _: Verdict("yes", ""),
+                    when=lambda r: r.model["kind"] == "masked-token",
+                ),
+            ),
+        ),
+        section("first"),
+        section("second", after=("first",)),
         section("extra", when=lambda settings: settings.more),
     ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,11 @@ def test_the_result_becomes_plain_json_with_all_tables(found):
     assert plain["reasons"] == result.reasons
     assert len(plain["agreement"]) == 2 * (transformer.n_layers + 1)
     assert [(row["map"], row["rule"]) for row in plain["rules"]] == [
-        ("id", "gap"), ("mat", "gap"), ("mat", "entropy"), ("mat", "learned"),
-    ]  # fmt: skip
+        ("id", "gap"),
+        ("mat", "gap"),
+        ("mat", "entropy"),
+        ("mat", "learned"),
+    ]
     assert {row["map"] for row in plain["ceilings"]} == {"id", "mat"}
     assert result.timing.context == result.costs["mat"].context == 8
 
@@ -190,9 +193,17 @@ def test_an_interrupted_run_resumes_and_cleans_up(text, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{"tolerance": 0}, {"tolerance": 1}, {"delta": 0.0}, {"delta": 1.5}, {"n_fit": 0},
-     {"n_read": 0}, {"repeats": 0}, {"context": 1}],
-)  # fmt: skip
+    [
+        {"tolerance": 0},
+        {"tolerance": 1},
+        {"delta": 0.0},
+        {"delta": 1.5},
+        {"n_fit": 0},
+        {"n_read": 0},
+        {"repeats": 0},
+        {"context": 1},
+    ],
+)
 def test_invalid_settings_are_refused(change):
     with pytest.raises(BadSettings, match=next(iter(change))):
         SuitabilitySettings(**change)

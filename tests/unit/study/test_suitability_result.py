@@ -35,7 +35,10 @@ def result(chosen: Outcome | None, **timing: Any) -> Suitability:
     values = [0.1] * 5 + [0.5, 0.99, 0.9, 0.96, 0.97, 1.0]
     timed = {"context": 32, "mode": "cached", "repeats": 20, "spread": 0.1, **timing}
     return Suitability(
-        model={"name": "made-up"}, settings={"tolerance": 0.05, "delta": 0.05}, data=[], made_by={},
+        model={"name": "made-up"},
+        settings={"tolerance": 0.05, "delta": 0.05},
+        data=[],
+        made_by={},
         notes=[],
         splits={"choose": part, "calibrate": part},
         agreement={name: [estimate(v, None, None) for v in values] for name in ("id", "mat")},
@@ -43,15 +46,22 @@ def result(chosen: Outcome | None, **timing: Any) -> Suitability:
         timing=Timing((0.001,) * 10, 0.003, 0.0, (0.0,) * 11, **timed),
         costs={"mat": Cost((1.0,) * 10, 8.0, (0.0,) * 11, 4, 32)},
         rules=[outcome(estimate(2.0, 1.9, 2.1)), outcome(estimate(1, 1, 1), exits=False)],
-        plans=[DryRun(CANDIDATE, True, 0.8, 4.0)] * 44, chosen=chosen,
-    )  # fmt: skip
+        plans=[DryRun(CANDIDATE, True, 0.8, 4.0)] * 44,
+        chosen=chosen,
+    )
 
 
 @pytest.mark.parametrize(
     ("low", "high", "answer"),
-    [(0.7, 0.9, "worth it"), (0.7, 1.0, "cannot tell"), (0.99, 1.2, "cannot tell"),
-     (1.0, 1.2, "not worth it"), (1.1, 1.2, "not worth it"), (None, None, "cannot tell")],
-)  # fmt: skip
+    [
+        (0.7, 0.9, "worth it"),
+        (0.7, 1.0, "cannot tell"),
+        (0.99, 1.2, "cannot tell"),
+        (1.0, 1.2, "not worth it"),
+        (1.1, 1.2, "not worth it"),
+        (None, None, "cannot tell"),
+    ],
+)
 def test_the_conservative_end_of_the_interval_decides(low, high, answer):
     assert answer_of(outcome(estimate(1.0, low, high))) == answer
 
@@ -69,11 +79,17 @@ def test_reasons_carry_their_numbers_and_samples():
     assert found.answer == "worth it"
     for part in (
         "0.80 of the full model's time (95 % interval 0.70 to 0.90, n = 300 rows of 20 documents)",
-        "saves 4.0 of 10 layers", "as long as 3.0 blocks (3 ms; a block takes 1 ms)",
-        "FLOPs as 8.0 blocks", "breaks even with a head of 2.0 blocks (this one: 3.0)",
-        "by saving the time of 1.5 blocks", "6.0 of 10 layers (5.5 to 6.5)", "0.60 of the time",
-        "one new token after 31 cached ones", "1 thread in", "keys and values",
-    ):  # fmt: skip
+        "saves 4.0 of 10 layers",
+        "as long as 3.0 blocks (3 ms; a block takes 1 ms)",
+        "FLOPs as 8.0 blocks",
+        "breaks even with a head of 2.0 blocks (this one: 3.0)",
+        "by saving the time of 1.5 blocks",
+        "6.0 of 10 layers (5.5 to 6.5)",
+        "0.60 of the time",
+        "one new token after 31 cached ones",
+        "1 thread in",
+        "keys and values",
+    ):
         assert part in said
 
 

@@ -48,23 +48,48 @@ def fails(context):
 
 
 STUDY = Study(
-    name="norms", title="Norms of {model}", help="How long are states?", settings=NormSettings,
+    name="norms",
+    title="Norms of {model}",
+    help="How long are states?",
+    settings=NormSettings,
     context=TextContext,
     sections=(
         Section(
-            "norms", "How long are states?", norms, required=True,
+            "norms",
+            "How long are states?",
+            norms,
+            required=True,
             findings=lambda r: [Finding(f"Norms of {len(r.rows('norms'))} layers.", headline=True)],
             claims=(Claim("States have length.", lambda r: Verdict(above(r.row("norms")), "yes")),),
-            figures=(Figure("norms", "Norms", "Longer is longer.",
-                            lambda r: [{**row, "x": row["layer"], "y": row["value"]}
-                                       for row in r.rows("norms")], y=Axis("norm")),),
-            tables=(Table("norm-table", "Norms by layer", lambda r: r.rows("norms"),
-                          (Column("layer"), estimate("value", "norm")), terminal=True),),
+            figures=(
+                Figure(
+                    "norms",
+                    "Norms",
+                    "Longer is longer.",
+                    lambda r: [
+                        {**row, "x": row["layer"], "y": row["value"]} for row in r.rows("norms")
+                    ],
+                    y=Axis("norm"),
+                ),
+            ),
+            tables=(
+                Table(
+                    "norm-table",
+                    "Norms by layer",
+                    lambda r: r.rows("norms"),
+                    (Column("layer"), estimate("value", "norm")),
+                    terminal=True,
+                ),
+            ),
         ),
-        Section("fails", "What cannot be done", fails,
-                claims=(Claim("All can be done.", lambda r: Verdict("yes", "")),)),
+        Section(
+            "fails",
+            "What cannot be done",
+            fails,
+            claims=(Claim("All can be done.", lambda r: Verdict("yes", "")),),
+        ),
     ),
-)  # fmt: skip
+)
 # ----------------------------------------------------------------------------------------------
 
 
@@ -135,8 +160,12 @@ def test_an_interrupted_run_continues(tmp_path, text, monkeypatch):
     def stop(context):
         raise KeyboardInterrupt
 
-    broken = Study(**{**STUDY.__dict__, "sections": (
-        STUDY.sections[0], Section("fails", "What cannot be done", stop))})  # fmt: skip
+    broken = Study(
+        **{
+            **STUDY.__dict__,
+            "sections": (STUDY.sections[0], Section("fails", "What cannot be done", stop)),
+        }
+    )
     with pytest.raises(KeyboardInterrupt):
         broken(str(model), text=text, folder=work)
     STUDY(str(model), text=text, folder=work)

@@ -35,8 +35,11 @@ def test_a_smaller_share_holds_out_no_other_images():
 
 def test_an_image_of_another_shape_is_another_image():
     flat = images(1)[0]
-    sides = [is_held_out(flat.reshape(shape), 0.5, str(n)) for n in range(40) for shape in
-             ((12, 12), (9, 16))]  # fmt: skip
+    sides = [
+        is_held_out(flat.reshape(shape), 0.5, str(n))
+        for n in range(40)
+        for shape in ((12, 12), (9, 16))
+    ]
     assert sides[::2] != sides[1::2]
 
 

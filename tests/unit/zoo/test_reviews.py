@@ -32,9 +32,15 @@ WORDS = [
     "sea",
 ]
 TINY = BertSettings(
-    layers=2, d_model=32, heads=2, vocabulary=200, max_tokens=24, epochs=4, batch=16,
+    layers=2,
+    d_model=32,
+    heads=2,
+    vocabulary=200,
+    max_tokens=24,
+    epochs=4,
+    batch=16,
     rate=3e-3,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +71,9 @@ def test_reviews_are_cleaned_and_kept_once(tmp_path: Path):
         "utf8",
     )
     assert list(iter_reviews(table)) == [
-        ("imdb-00001", 'Good.\n\nVery "good".', 1), ("rotten_tomatoes-00002", "bad", 0),
-    ]  # fmt: skip
+        ("imdb-00001", 'Good.\n\nVery "good".', 1),
+        ("rotten_tomatoes-00002", "bad", 0),
+    ]
 
 
 @pytest.mark.parametrize("text", ["a", "good film", "\ud800 half a pair", "ü" * 50])

@@ -29,9 +29,16 @@ from layerleap.zoo.train import RECIPES, train
 from tiny_models import WORDS, tokenizer
 
 TINY = LMSettings(
-    layers=2, d_model=16, heads=2, context=16, least_count=2, epochs=4, batch=8, rate=1e-2,
+    layers=2,
+    d_model=16,
+    heads=2,
+    context=16,
+    least_count=2,
+    epochs=4,
+    batch=8,
+    rate=1e-2,
     tested_tokens=400,
-)  # fmt: skip
+)
 TUNED = TunedSettings(
     blocks=1, ends=False, texts=200, tested=60, max_tokens=16, epochs=6, batch=16, rate=1e-2
 )
@@ -42,8 +49,9 @@ def story(rng: random.Random, n: int = 40) -> str:
     """Words that often follow each other in the order of `WORDS`."""
     words = [rng.choice(WORDS[:20])]
     while len(words) < n:
-        words.append(FOLLOWS.get(words[-1], WORDS[0]) if rng.random() < 0.7 else
-                     rng.choice(WORDS[:20]))  # fmt: skip
+        words.append(
+            FOLLOWS.get(words[-1], WORDS[0]) if rng.random() < 0.7 else rng.choice(WORDS[:20])
+        )
     return " ".join(words)
 
 
@@ -122,10 +130,17 @@ def test_the_short_softmax_is_that_over_the_whole_vocabulary(sources, trained):
     number = torch.full((len(table),), len(known))
     number[known] = torch.arange(len(known))
     compact = build(
-        "llama", vocab_size=len(known) + 1, hidden_size=16, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, intermediate_size=48,
-        max_position_embeddings=2048, tie_word_embeddings=True, pad_token_id=len(known),
-    )  # fmt: skip
+        "llama",
+        vocab_size=len(known) + 1,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        pad_token_id=len(known),
+    )
     weights = {k: v for k, v in whole.state_dict().items() if v.shape != table.shape}
     rows = torch.cat([table[known], torch.zeros(1, 16)])
     tied = {"model.embed_tokens.weight": rows, "lm_head.weight": rows}
@@ -176,9 +191,10 @@ def test_the_classifier_differs_from_the_model_in_its_last_blocks_and_head(
     assert card["held_out"]["accuracy"] > 0.7  # the verdict is one word
     own = base.model.state_dict()
     changed = {
-        name for name, value in model.model.state_dict().items()
+        name
+        for name, value in model.model.state_dict().items()
         if name in own and not torch.equal(value, own[name])
-    }  # fmt: skip
+    }
     assert changed
     assert all(name.startswith("model.layers.1.") for name in changed)
 

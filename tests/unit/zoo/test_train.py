@@ -37,9 +37,14 @@ def digits(tmp_path):
 def backbone(tmp_path):
     torch.manual_seed(0)
     config = Dinov2Config(
-        hidden_size=24, num_hidden_layers=3, num_attention_heads=4, mlp_ratio=2, image_size=42,
-        patch_size=14, use_mask_token=False,
-    )  # fmt: skip
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        mlp_ratio=2,
+        image_size=42,
+        patch_size=14,
+        use_mask_token=False,
+    )
     model = Dinov2Model(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -10,10 +10,19 @@ from layerleap_papers.beyond_the_top1 import STUDY, SaturationSettings
 from tiny_models import text_file, tiny
 
 SMALL = {
-    "n_fit": 150, "n_read": 240, "k": 3, "draws": 99, "walk_share": 0.5, "permutations": 3,
-    "cells": 600, "pairs": 30, "tolerance": 0.2, "prompts": 1, "positions": "every:2",
+    "n_fit": 150,
+    "n_read": 240,
+    "k": 3,
+    "draws": 99,
+    "walk_share": 0.5,
+    "permutations": 3,
+    "cells": 600,
+    "pairs": 30,
+    "tolerance": 0.2,
+    "prompts": 1,
+    "positions": "every:2",
     "held_out": 0.6,
-}  # fmt: skip
+}
 
 
 def settings(text: Path | str, **changes: Any) -> SaturationSettings:

@@ -27,9 +27,14 @@ def made(early_right, late_right, n=400, documents=40, top_right=50):
     gold[2 * n :] = 0  # the top token is right: these are left out
     order = torch.randperm(total, generator=generator)
     found = Saturation(
-        layer.to(torch.int16), tokens.int(), gold.int(),
-        torch.arange(total) % documents, torch.arange(total), LAST, "id",
-    )  # fmt: skip
+        layer.to(torch.int16),
+        tokens.int(),
+        gold.int(),
+        torch.arange(total) % documents,
+        torch.arange(total),
+        LAST,
+        "id",
+    )
     return found.rows(order)
 
 

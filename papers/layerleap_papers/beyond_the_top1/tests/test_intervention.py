@@ -51,9 +51,10 @@ def texts_of(name: str) -> tuple[Transformer, list[Batch]]:
 def others_of(name: str) -> tuple[Transformer, list[Batch]]:
     """Images, sound, two texts: whatever the family takes."""
     changes = {
-        "whisper": {"decoder_layers": 8}, "t5": {"num_decoder_layers": 8},
+        "whisper": {"decoder_layers": 8},
+        "t5": {"num_decoder_layers": 8},
         "vit": {"num_hidden_layers": 8},
-    }[name]  # fmt: skip
+    }[name]
     model = Transformer.wrap(build(name, 1, **changes), name=f"tiny-{name}")
     batches = []
     for index in range(12):
@@ -75,18 +76,26 @@ def pass_over(name: str):
     model, batches = (others_of if name in ("whisper", "t5", "vit") else texts_of)(name)
     lens, kept = Lens(model), []
     of = saturate(
-        model, {"id": lens}, batches, k=2,
+        model,
+        {"id": lens},
+        batches,
+        k=2,
         on_states=lambda states, _: kept.append(torch.stack([*states.values()], 1)),
-    )["id"]  # fmt: skip
+    )["id"]
     states = torch.cat(kept)
     p = torch.stack(
         [lens.logits(states[:, layer], layer).softmax(-1) for layer in range(model.n_layers + 1)], 1
     )
     best = p.topk(2).values
     evidence = partial_evidence(
-        tuple(range(model.n_layers + 1)), of.positions, of.documents, final=of.tokens[:, 0],
-        top=p.argmax(-1), top_prob=best[..., 0], second_prob=best[..., 1],
-    )  # fmt: skip
+        tuple(range(model.n_layers + 1)),
+        of.positions,
+        of.documents,
+        final=of.tokens[:, 0],
+        top=p.argmax(-1),
+        top_prob=best[..., 0],
+        second_prob=best[..., 1],
+    )
     return model, lens, batches, of, evidence, Kept(states, of.documents)
 
 
@@ -243,8 +252,17 @@ def test_words_say_what_is_left_beyond_the_definition():
 
 @pytest.mark.parametrize(("p", "answer"), [(0.01, "yes"), (0.12, "cannot tell")])
 def test_an_interval_above_zero_is_not_enough_if_the_test_of_pairs_is_unsure(p, answer):
-    at = {"offset": 0, "value": 0.3, "low": 0.1, "high": 0.5, "difference": 0.3, "donor": 0.5,
-          "control": 0.2, "pairs": 15, "p": p}  # fmt: skip
+    at = {
+        "offset": 0,
+        "value": 0.3,
+        "low": 0.1,
+        "high": 0.5,
+        "difference": 0.3,
+        "donor": 0.5,
+        "control": 0.2,
+        "pairs": 15,
+        "p": p,
+    }
     result = StudyResult("saturation", "1", "", {}, {}, {"contrasts": [at]})
     stays = SECTION.claims[1].test(result)
     assert stays.agrees == answer
@@ -295,9 +313,14 @@ def test_too_few_rows_are_refused_before_anything_runs():
     few: Saturation = of.rows(some)
     with pytest.raises(BadText, match="expected 20"):
         intervene(
-            model, lens, iter(()), few, evidence.rows(some),
-            Kept(states.h[some], states.documents[some]), PLAN,
-        )  # fmt: skip
+            model,
+            lens,
+            iter(()),
+            few,
+            evidence.rows(some),
+            Kept(states.h[some], states.documents[some]),
+            PLAN,
+        )
 
 
 def test_progress_counts_pairs():

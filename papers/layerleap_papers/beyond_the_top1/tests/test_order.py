@@ -123,10 +123,18 @@ def test_no_order_is_said_to_be_none():
 def test_the_headline_counts_every_selection():
     def tau(ranks, filtered, walk):
         return {
-            "ranks": ranks, "filtered": filtered, "limit": 17, "value": 0.2, "documents": 20,
-            "exchangeable_mean": -0.1, "walk_mean": 0.1, "needed": 30, "walk_doubles": 99,
-            "beats_exchangeable": "yes", "beats_walk": walk,
-        }  # fmt: skip
+            "ranks": ranks,
+            "filtered": filtered,
+            "limit": 17,
+            "value": 0.2,
+            "documents": 20,
+            "exchangeable_mean": -0.1,
+            "walk_mean": 0.1,
+            "needed": 30,
+            "walk_doubles": 99,
+            "beats_exchangeable": "yes",
+            "beats_walk": walk,
+        }
 
     cases = [("1 to 5", False), ("1 to 5", True), ("2 to 5", False), ("2 to 5", True)]
     agreed = headline([tau(*case, "yes") for case in cases])

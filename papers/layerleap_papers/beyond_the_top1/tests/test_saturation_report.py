@@ -15,12 +15,28 @@ from layerleap_papers.beyond_the_top1 import STUDY
 from pages import HOSTILE, Page
 
 FIGURES = {
-    "places", "histogram", "tau", "probe", "auc", "intervention", "exits", "flops", "calibrated",
-}  # fmt: skip
+    "places",
+    "histogram",
+    "tau",
+    "probe",
+    "auc",
+    "intervention",
+    "exits",
+    "flops",
+    "calibrated",
+}
 TABLES = {
-    "ranks-table", "tau-table", "guesses-table", "contrasts-table", "saved-table",
-    "calibrated-table", "live-table", "twin-table", "claims-table", "data-table",
-}  # fmt: skip
+    "ranks-table",
+    "tau-table",
+    "guesses-table",
+    "contrasts-table",
+    "saved-table",
+    "calibrated-table",
+    "live-table",
+    "twin-table",
+    "claims-table",
+    "data-table",
+}
 
 
 @cache
@@ -83,8 +99,9 @@ def test_generated_texts_are_shown_token_by_token():
 
 def test_the_twin_is_drawn_beside_the_model():
     assert {row["panel"].split(",")[0] for row in figure("intervention")} == {
-        "This model", "Untrained twin",
-    }  # fmt: skip
+        "This model",
+        "Untrained twin",
+    }
     assert any(row["y"].startswith("untrained twin, id") for row in figure("tau"))
 
 
@@ -176,9 +193,11 @@ def test_a_study_without_optional_sections_still_has_a_page():
     (first,) = (row for row in result.sections if row["key"] == "order")
     kept = ("order", "places", "walk_places", "steps", "ranks", "histogram", "tau")
     few = replace(
-        result, sections=[first], tables={name: result.tables[name] for name in kept},
+        result,
+        sections=[first],
+        tables={name: result.tables[name] for name in kept},
         findings=[row for row in result.findings if row["section"] == "order"],
-    )  # fmt: skip
+    )
     page = Page(report_html(few))
     assert {"figure-places", "figure-tau"} <= set(page.ids)
     assert "figure-exits" not in page.ids

@@ -85,8 +85,10 @@ def test_claims_are_each_answered_or_said_to_be_untested():
 
 def test_ranks_that_grow_where_both_saturate_but_not_on_the_whole_grow_partly():
     def answer(means):
-        steps = [{"lens": "id", "filtered": False, "rank": rank, "value": 0.4, "low": 0.1,
-                  "high": 0.7} for rank in range(2, 6)]  # fmt: skip
+        steps = [
+            {"lens": "id", "filtered": False, "rank": rank, "value": 0.4, "low": 0.1, "high": 0.7}
+            for rank in range(2, 6)
+        ]
         places = [{"lens": "id", "filtered": False, "value": mean} for mean in means]
         result = replace(made(), tables={"steps": steps, "places": places})
         return order._growing(result).agrees
@@ -104,10 +106,16 @@ def test_claims_of_speech_are_for_models_that_hear():
 
 @pytest.mark.parametrize(
     ("lows", "answer"),
-    [((1, 1), "cannot tell"), ((1, 1, -3, -3), "yes"), ((1, 1, 1, 1), "partly"),
-     ((1, 1, -1, -1), "cannot tell"), ((1, -3, 1, 1), "partly"), ((-3, -3, -3, -3), "no"),
-     ((1, -1, -3, -3), "cannot tell")],
-)  # fmt: skip
+    [
+        ((1, 1), "cannot tell"),
+        ((1, 1, -3, -3), "yes"),
+        ((1, 1, 1, 1), "partly"),
+        ((1, 1, -1, -1), "cannot tell"),
+        ((1, -3, 1, 1), "partly"),
+        ((-3, -3, -3, -3), "no"),
+        ((1, -1, -3, -3), "cannot tell"),
+    ],
+)
 def test_only_the_first_three_ranks_means_that_later_ones_do_not(lows, answer):
     steps = [
         {"rank": rank, "filtered": False, "low": low, "high": low + 2}
@@ -346,11 +354,13 @@ def test_with_nothing_to_fit_on_all_is_read_through_the_logit_lens(tmp_path):
 
 @pytest.mark.parametrize(
     ("task", "other", "words"),
-    [((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "no rule saves any"),
-     ((1.0, 0.9, 1.1), (1.0, 0.9, 1.1), "gap saves 1.0"),
-     ((1.1, 0.9, 1.3), (1.0, 0.8, 1.2), "but not clearly (gap 1.0)"),
-     ((2.0, 1.9, 2.1), (1.0, 0.8, 1.2), "clearly more than any other")],
-)  # fmt: skip
+    [
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "no rule saves any"),
+        ((1.0, 0.9, 1.1), (1.0, 0.9, 1.1), "gap saves 1.0"),
+        ((1.1, 0.9, 1.3), (1.0, 0.8, 1.2), "but not clearly (gap 1.0)"),
+        ((2.0, 1.9, 2.1), (1.0, 0.8, 1.2), "clearly more than any other"),
+    ],
+)
 def test_a_lead_is_called_one_only_if_it_is(task, other, words):
     row = lambda rule, ends: dict(zip(("rule", "value", "low", "high"), (rule, *ends), strict=True))  # noqa: E731
     assert words in compared(row("task", task), [row("gap", other)])
@@ -389,11 +399,18 @@ def test_masked_models_are_read_at_one_position_of_each_text():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"text": "-"}, "standard input"), ({"k": 2}, "3 ranks or more"), ({"n_read": 0}, "n_read is"),
-     ({"draws": 5}, "19 or more"), ({"walk_share": 0}, "walk_share"),
-     ({"tolerance": 1}, "tolerance"), ({"pairs": 0}, "pairs"),
-     ({"text": "news", "starts": "x"}, "starts"), ({"held_out": 0}, "held_out")],
-)  # fmt: skip
+    [
+        ({"text": "-"}, "standard input"),
+        ({"k": 2}, "3 ranks or more"),
+        ({"n_read": 0}, "n_read is"),
+        ({"draws": 5}, "19 or more"),
+        ({"walk_share": 0}, "walk_share"),
+        ({"tolerance": 1}, "tolerance"),
+        ({"pairs": 0}, "pairs"),
+        ({"text": "news", "starts": "x"}, "starts"),
+        ({"held_out": 0}, "held_out"),
+    ],
+)
 def test_settings_without_meaning_are_refused(changes, words):
     with pytest.raises(BadSettings, match=words):
         SaturationSettings(**changes)
@@ -443,8 +460,9 @@ def test_speech_is_spoken_where_that_can_be_done(monkeypatch, is_installed, text
     assert SaturationSettings().resolved(Transformer.wrap(build("whisper"))).text == text
 
 
-@pytest.mark.parametrize(("text", "is_said"), [("spoken", True), ("spoken:news", True),
-                                               ("beckett", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "is_said"), [("spoken", True), ("spoken:news", True), ("beckett", False)]
+)
 def test_a_report_on_synthetic_speech_says_so(tmp_path, text, is_said):
     hearing = Transformer.wrap(build("whisper"))
     chosen = SaturationSettings(text=text).resolved(hearing)

@@ -12,9 +12,23 @@ from layerleap.show.cli.app import app
 from tiny_models import text_file, tiny
 
 SMALL = (
-    "--fit-texts", 100, "--read-texts", 150, "-k", 3, "--permutations", 2, "--pairs", 20,
-    "--held-out", 0.6, "--positions", "every:2", "--tolerance", 0.2,
-)  # fmt: skip
+    "--fit-texts",
+    100,
+    "--read-texts",
+    150,
+    "-k",
+    3,
+    "--permutations",
+    2,
+    "--pairs",
+    20,
+    "--held-out",
+    0.6,
+    "--positions",
+    "every:2",
+    "--tolerance",
+    0.2,
+)
 
 
 def run(*words: object) -> Result:
@@ -90,10 +104,14 @@ def test_sections_that_could_not_run_give_code_three(place: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(("-k", 99), "cannot follow 99 ranks"), (("--sections", "magic"), "no section 'magic'"),
-     (("--text", "-"), "standard input"), (("--bank", "nowhere"), "nowhere"),
-     (("--held-out", 0), "held_out is 0")],
-)  # fmt: skip
+    [
+        (("-k", 99), "cannot follow 99 ranks"),
+        (("--sections", "magic"), "no section 'magic'"),
+        (("--text", "-"), "standard input"),
+        (("--bank", "nowhere"), "nowhere"),
+        (("--held-out", 0), "held_out is 0"),
+    ],
+)
 def test_what_cannot_be_studied_is_one_line_and_code_two(
     place: Path, tmp_path: Path, more: tuple[object, ...], message: str
 ) -> None:
@@ -109,8 +127,29 @@ def test_help_teaches_with_an_example_and_names_every_option() -> None:
     help_text = " ".join(result.output.split())
     assert "layerleap study saturation smollm2" in help_text
     options = (
-        "text", "out", "bank", "fit-texts", "read-texts", "ranks", "sections", "permutations",
-        "pairs", "tolerance", "delta", "unit", "positions", "max-tokens", "field", "starts",
-        "held-out", "seed", "quick", "blocks", "tail", "revision", "dtype", "json",
-    )  # fmt: skip
+        "text",
+        "out",
+        "bank",
+        "fit-texts",
+        "read-texts",
+        "ranks",
+        "sections",
+        "permutations",
+        "pairs",
+        "tolerance",
+        "delta",
+        "unit",
+        "positions",
+        "max-tokens",
+        "field",
+        "starts",
+        "held-out",
+        "seed",
+        "quick",
+        "blocks",
+        "tail",
+        "revision",
+        "dtype",
+        "json",
+    )
     assert all(f"--{name}" in help_text for name in options)

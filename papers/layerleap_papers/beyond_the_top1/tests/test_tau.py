@@ -81,9 +81,11 @@ def without_order(n_rows, generator):
 
 
 CELLS = {
-    "all": Cell(), "filtered": Cell(limit=25), "ranks 2 to 5": Cell(first=1),
+    "all": Cell(),
+    "filtered": Cell(limit=25),
+    "ranks 2 to 5": Cell(first=1),
     "ranks 2 to 5, filtered": Cell(first=1, limit=25),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=list(CELLS))

@@ -189,8 +189,9 @@ def test_active_vectors_and_their_tokens_are_those_of_a_plain_loop(name):
             assert seen.active[BY_SIZE, 2].rows[row].tolist() == best
             alone = given.abs().topk(2).indices.tolist()
             assert seen.active[BY_COEFFICIENT, 2].rows[row].tolist() == alone
-            tops = [set((given[n].sign() * values[n] @ matrix.T).topk(4).indices.tolist())
-                    for n in best]  # fmt: skip
+            tops = [
+                set((given[n].sign() * values[n] @ matrix.T).topk(4).indices.tolist()) for n in best
+            ]
             state = model.logits(captured.states[2][at][None])[0].topk(4).indices.tolist()
             expected = sum(token in set.union(*tops) for token in state) / 4
             assert float(matches.shares[BY_SIZE, 2, "raw", OWN][row]) == pytest.approx(expected)

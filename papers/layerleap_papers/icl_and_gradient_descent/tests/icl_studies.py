@@ -11,9 +11,14 @@ from layerleap_papers.icl_and_gradient_descent import STUDY, IclSettings
 from tiny_models import WORDS, tiny
 
 SMALL: dict[str, Any] = {
-    "seeds": 2, "demonstrations": 4, "most": 6, "queries": 8, "search": 4, "rates": (0.01, 0.1),
+    "seeds": 2,
+    "demonstrations": 4,
+    "most": 6,
+    "queries": 8,
+    "search": 4,
+    "rates": (0.01, 0.1),
     "lenses": ("id",),
-}  # fmt: skip
+}
 
 
 def task_file(folder: Path, name: str = "sizes.csv", n: int = 40) -> Path:

@@ -39,9 +39,16 @@ def test_every_section_runs_and_every_table_has_its_controls():
     rows = result.rows("similarity", task="sizes", measure="aou", seed=None, layer=None)
     cases = {(row["way"], row["control"]) for row in rows}
     assert {
-        ("gd", ""), ("gd", "queries"), ("gd", "labels"), ("gd", "untrained"), ("noise", ""),
-        ("lcgd-id", ""), ("lcgd-id", "queries"), ("lcgd-id", "labels"), ("lcgd-id", "untrained"),
-    } == cases  # fmt: skip
+        ("gd", ""),
+        ("gd", "queries"),
+        ("gd", "labels"),
+        ("gd", "untrained"),
+        ("noise", ""),
+        ("lcgd-id", ""),
+        ("lcgd-id", "queries"),
+        ("lcgd-id", "labels"),
+        ("lcgd-id", "untrained"),
+    } == cases
     layers = {row["layer"] for row in result.rows("similarity", way="gd", measure="aou")}
     assert layers == {None, 1, 2, 3}
     assert {row["seed"] for row in result.rows("similarity")} == {None, 0, 1}
@@ -131,9 +138,10 @@ def test_a_claim_cannot_be_told_if_a_task_was_not_measured():
     assert (whole[closer]["agrees"], whole[noise]["agrees"]) == ("yes", "yes")
     for name in ("similarity_leads", "changes"):  # as if gradient descent had diverged there
         tables[name] = [
-            row for row in tables[name]
+            row
+            for row in tables[name]
             if row["task"] == "sizes" or "gd" not in (row.get("way"), *_ways_of(row))
-        ]  # fmt: skip
+        ]
     for row in tables["changes"]:
         row.update(value=0.5, low=0.4, high=0.6, size_value=0.0, size_low=0.0, size_high=0.01)
     some = learned(tables)
@@ -154,10 +162,14 @@ def test_no_claim_rests_on_a_way_of_training_that_does_not_learn():
     known = learned(copy.deepcopy(tables))
     idle = learned(tables, idle=("gd",))
     needs = [
-        text for text in known
-        if "than plain gradient descent" in text or "by gradient descent" in text
-        or "closer in most layers" in text or "untrained" in text or "Rec2FTP says" in text
-    ]  # fmt: skip
+        text
+        for text in known
+        if "than plain gradient descent" in text
+        or "by gradient descent" in text
+        or "closer in most layers" in text
+        or "untrained" in text
+        or "Rec2FTP says" in text
+    ]
     assert len(needs) == 8
     assert {known[text]["agrees"] for text in needs} >= {"yes"}
     for text in needs:
@@ -355,9 +367,11 @@ def test_layers_are_read_with_the_head_that_training_has_changed(tmp_path):
     chosen = settings(tasks=settings().tasks[1:], seeds=1, parameters="all", rates=(0.3, 0.5))
     context = IclContext(model, chosen, tmp_path, lambda *_: None)
     context.key = "test"
-    context.tables = {"rates": [
-        {"task": "reverse", "way": way, "rate": 0.3, "chosen": True} for way in chosen.ways
-    ]}  # fmt: skip
+    context.tables = {
+        "rates": [
+            {"task": "reverse", "way": way, "rate": 0.3, "chosen": True} for way in chosen.ways
+        ]
+    }
     cell = conditions.measure(context, "reverse", 0)
     for way in chosen.ways:
         tops, own = cell[f"tops/id/{way}"][:, -1], cell[f"prediction/{way}"]
@@ -459,8 +473,11 @@ def test_demonstrations_have_the_same_order_in_all_conditions(monkeypatch, tmp_p
     contexts = {one for _, one in shown}
     assert encoded.context(drawn.demonstrations) in contexts
     assert {tuple(map(tuple, one)) for one in trained} == {
-        tuple(true), tuple(mixed), tuple(true[:1]), tuple(true[1:]),
-    }  # fmt: skip
+        tuple(true),
+        tuple(mixed),
+        tuple(true[:1]),
+        tuple(true[1:]),
+    }
 
 
 def test_the_model_is_the_same_to_the_bit_afterwards():

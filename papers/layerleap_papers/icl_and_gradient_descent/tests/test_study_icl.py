@@ -11,8 +11,22 @@ from families import build
 from layerleap.show.cli.app import app
 from tiny_models import tiny
 
-SMALL = ("--seeds", 1, "--demonstrations", 3, "--most", 4, "--queries", 6, "--search", 4,
-         "--rates", "0.01,0.1", "--lenses", "id")  # fmt: skip
+SMALL = (
+    "--seeds",
+    1,
+    "--demonstrations",
+    3,
+    "--most",
+    4,
+    "--queries",
+    6,
+    "--search",
+    4,
+    "--rates",
+    "0.01,0.1",
+    "--lenses",
+    "id",
+)
 
 
 def run(*words: object) -> Result:
@@ -98,10 +112,22 @@ def test_a_file_of_ones_own_has_its_own_fields_template_and_words(
     source = task_file(tmp_path)
     text = source.read_text().replace("text,label", "line,size").replace(",big", ",0")
     source.write_text(text.replace(",small", ",1"))
-    how = ("--task", source, "--field", "line", "--label", "size", "--labels", "0=big,1=small",
-           "--template", "{text} is")  # fmt: skip
-    for command in (("study", "icl", model, *how, "-o", tmp_path / "report", *SMALL,
-                     "--sections", "none"), ("tasks", *how)):  # fmt: skip
+    how = (
+        "--task",
+        source,
+        "--field",
+        "line",
+        "--label",
+        "size",
+        "--labels",
+        "0=big,1=small",
+        "--template",
+        "{text} is",
+    )
+    for command in (
+        ("study", "icl", model, *how, "-o", tmp_path / "report", *SMALL, "--sections", "none"),
+        ("tasks", *how),
+    ):
         result = run(*command, "--json")
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)

@@ -159,9 +159,10 @@ def test_transfer_has_one_panel_per_text_and_one_line_per_fit():
     long = "/somewhere/far/away/in/a/deep/folder/wikipedia.jsonl"
     result = make_study(texts=(long, "news"))
     smaller = [
-        row | {"fit": f"{long}, 2,021 rows"} for row in result.tables["scores"]
+        row | {"fit": f"{long}, 2,021 rows"}
+        for row in result.tables["scores"]
         if row["fit"] == long
-    ]  # fmt: skip
+    ]
     result.tables["scores"] += smaller
     text = text_in("transfer", result)
     assert "read on news" in text

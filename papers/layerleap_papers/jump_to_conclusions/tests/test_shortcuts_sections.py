@@ -100,9 +100,12 @@ def test_parts_and_schedules_end_at_the_model_and_at_the_lens(study):
 
 def test_only_some_texts_may_be_spent_on_parts_and_schedules(settings, study):
     some = STUDY(
-        tiny("llama"), settings, sections=["parts", "alternation"], part_texts=100,
+        tiny("llama"),
+        settings,
+        sections=["parts", "alternation"],
+        part_texts=100,
         schedule_texts=40,
-    )  # fmt: skip
+    )
     counts = {row["rows"] for row in some.rows("parts")}
     assert len(counts) == 1
     assert 60 < counts.pop() < 140  # each text is drawn with a chance of 100 in 300
@@ -149,8 +152,11 @@ def test_leads_are_differences_of_the_tables_with_intervals(study, six_layers):
         assert row["low"] <= row["value"] <= row["high"]
     for row in six_layers.rows("part_leads"):
         where = {"metric": "precision@1", "bias": False}
-        chosen = [r for r in six_layers.rows("parts", map=row["part"], **where)
-                  if row["start"] <= r["layer"] < 6]  # fmt: skip
+        chosen = [
+            r
+            for r in six_layers.rows("parts", map=row["part"], **where)
+            if row["start"] <= r["layer"] < 6
+        ]
         if row["against"] == "jump":
             other = six_layers.rows("scores", fit=text, metric="precision@1")
         else:
@@ -174,8 +180,11 @@ def test_schedules_are_compared_with_the_single_jump_of_as_many_blocks(six_layer
         own = by[row["kind"], row["schedule"]]
         assert row["value"] == pytest.approx(own["value"] - single[own["blocks"]])
     for row in six_layers.rows("schedule_means"):
-        chosen = [lead for lead in leads if lead["kind"] == row["kind"]
-                  and (lead["blocks"] <= 3) == (row["blocks"] == "few")]  # fmt: skip
+        chosen = [
+            lead
+            for lead in leads
+            if lead["kind"] == row["kind"] and (lead["blocks"] <= 3) == (row["blocks"] == "few")
+        ]
         assert row["schedules"] == len(chosen)
         assert row["value"] == pytest.approx(mean(chosen))
 

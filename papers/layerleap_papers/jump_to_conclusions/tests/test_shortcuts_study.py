@@ -80,9 +80,22 @@ def test_a_study_has_the_tables_that_the_report_is_tested_with(case):
     assert set(study.tables) - set(wanted.tables) == {"part_fits"}
     assert set(study.model) == set(wanted.model)
     assert set(study.data[0]) == set(wanted.data[0])
-    for name in ("r2", "r2_lead", "scores", "lead", "transfer", "laws", "tail", "part_leads",
-                 "schedules", "schedule_leads", "schedule_means", "tuned_scores", "exits_lead",
-                 "exits_cost"):  # fmt: skip
+    for name in (
+        "r2",
+        "r2_lead",
+        "scores",
+        "lead",
+        "transfer",
+        "laws",
+        "tail",
+        "part_leads",
+        "schedules",
+        "schedule_leads",
+        "schedule_means",
+        "tuned_scores",
+        "exits_lead",
+        "exits_cost",
+    ):
         assert {frozenset(row) for row in study.rows(name)} <= {frozenset(wanted.rows(name)[0])}, (
             name
         )
@@ -371,9 +384,13 @@ def test_an_interrupted_study_goes_on_and_ends_the_same(case, settings, tmp_path
 
 @pytest.mark.parametrize(
     ("phase", "at"),
-    [("training from mat", 1), ("replacing parts", 1), ("running schedules", 1),
-     ("study of shortcuts", 5)],
-)  # fmt: skip
+    [
+        ("training from mat", 1),
+        ("replacing parts", 1),
+        ("running schedules", 1),
+        ("study of shortcuts", 5),
+    ],
+)
 def test_a_study_interrupted_in_a_section_goes_on_with_it(case, settings, tmp_path, phase, at):
     transformer, study = case
     with pytest.raises(KeyboardInterrupt):
@@ -411,9 +428,11 @@ def test_a_study_interrupted_while_reading_does_not_fit_again(case, settings, tm
     transformer, study = case
     with pytest.raises(KeyboardInterrupt):
         STUDY(
-            transformer, settings, folder=tmp_path,
+            transformer,
+            settings,
+            folder=tmp_path,
             progress=Interrupter(f"reading {settings.other}", at=1),
-        )  # fmt: skip
+        )
     resumed = Interrupter()
     again = STUDY(transformer, settings, folder=tmp_path, progress=resumed)
     assert without_times(again) == without_times(study)
@@ -708,8 +727,9 @@ def test_pairs_without_r2_are_left_out_of_what_is_said(case):
     tables = study.tables["r2"]
     none = [{**row, "r2": None, "weighted": None, "no_first": None} for row in tables]
     for rows, first in ((none, None), ([*none[:1], *tables[1:]], "of 5 pairs")):
-        changed = STUDY.conclude(replace(study, tables={**study.tables, "r2": rows}, findings=[],
-                                         claims=[]))  # fmt: skip
+        changed = STUDY.conclude(
+            replace(study, tables={**study.tables, "r2": rows}, findings=[], claims=[])
+        )
         texts = said(changed, "r2")
         assert texts == [] if first is None else first in texts[0]
 

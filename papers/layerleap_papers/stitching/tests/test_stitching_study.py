@@ -107,9 +107,11 @@ def test_costs_are_those_of_stitched_models(result, models, files):
     """The sweep over recorded passes gives what `ll.stitch` gives, text by text."""
     a, b, _ = models
     context = StitchingContext(
-        a, StitchingSettings(other=b, classifier=None, **files, **SMALL).resolved(a), Path(),
+        a,
+        StitchingSettings(other=b, classifier=None, **files, **SMALL).resolved(a),
+        Path(),
         lambda *_: None,
-    )  # fmt: skip
+    )
     stitched = ll.stitch(a, 2, b, 0)
     sums, count = 0.0, 0
     for batch in context.batches():
@@ -142,8 +144,12 @@ def test_a_layer_is_chosen_on_one_half_and_judged_on_the_other(result):
 def test_claims_are_each_answered_or_said_to_be_untested(result):
     assert len(result.claims) == 5
     assert {row["agrees"] for row in result.claims} <= {
-        "yes", "partly", "no", "cannot tell", "not tested",
-    }  # fmt: skip
+        "yes",
+        "partly",
+        "no",
+        "cannot tell",
+        "not tested",
+    }
     assert all(row["seen"] for row in result.claims)
 
 
@@ -183,8 +189,11 @@ def test_models_of_other_widths_have_no_identity_kernel(files):
     a, b = tiny("llama"), tiny("llama", seed=1, hidden_size=16)
     result = STUDY(a, other=b, classifier=None, text=files["text"], **SMALL)
     assert {row["kernel"] for row in result.rows("costs")} == {
-        "embedding", "folded", "least-squares", "random",
-    }  # fmt: skip
+        "embedding",
+        "folded",
+        "least-squares",
+        "random",
+    }
     assert [row["key"] for row in result.sections] == ["pairs"]
     assert any("differ in width" in row["seen"] for row in result.claims)
 

@@ -87,13 +87,22 @@ def new_encoder(task: Task, settings: EncoderSettings) -> Any:
     from transformers import ModernBertConfig, ModernBertForSequenceClassification
 
     config = ModernBertConfig(
-        vocab_size=task.symbols, hidden_size=settings.d_model, num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads, intermediate_size=2 * settings.d_model,
-        max_position_embeddings=task.longest, num_labels=task.classes, pad_token_id=PAD,
-        bos_token_id=START, cls_token_id=START, eos_token_id=None, sep_token_id=None,
-        layer_types=["full_attention"] * settings.layers, classifier_pooling="mean",
+        vocab_size=task.symbols,
+        hidden_size=settings.d_model,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=2 * settings.d_model,
+        max_position_embeddings=task.longest,
+        num_labels=task.classes,
+        pad_token_id=PAD,
+        bos_token_id=START,
+        cls_token_id=START,
+        eos_token_id=None,
+        sep_token_id=None,
+        layer_types=["full_attention"] * settings.layers,
+        classifier_pooling="mean",
         rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": THETA}},
-    )  # fmt: skip
+    )
     return ModernBertForSequenceClassification(config)
 
 

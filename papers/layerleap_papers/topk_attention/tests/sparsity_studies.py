@@ -10,10 +10,22 @@ from layerleap_papers.topk_attention import STUDY, SparsitySettings
 from tiny_models import text_file, tiny
 
 SMALL = {
-    "n_fit": 4, "n_read": 12, "held_out": 0.4, "max_tokens": 40, "budget_tokens": 24,
-    "keys": (1, 2, 4, 8, 64), "shares": (0.1, 0.5), "kl": 0.01, "lengths": (128, 256, 512),
-    "seeds": 2, "tune_seeds": 2, "steps": 4, "review_steps": 2, "tune_steps": 2, "tested": 20,
-}  # fmt: skip
+    "n_fit": 4,
+    "n_read": 12,
+    "held_out": 0.4,
+    "max_tokens": 40,
+    "budget_tokens": 24,
+    "keys": (1, 2, 4, 8, 64),
+    "shares": (0.1, 0.5),
+    "kl": 0.01,
+    "lengths": (128, 256, 512),
+    "seeds": 2,
+    "tune_seeds": 2,
+    "steps": 4,
+    "review_steps": 2,
+    "tune_steps": 2,
+    "tested": 20,
+}
 
 
 @cache

@@ -142,9 +142,16 @@ def test_statistics_of_attention_are_right_for_a_row_by_hand():
     values = {name: round(float(value), 4) for name, value in found.items()}
     entropy = -sum(p * math.log(p) for p in (0.5, 0.05, 0.1, 0.15, 0.2))
     assert values == {
-        "top 1": 0.5, "top 3": 0.85, "top 99": 1.0, "needed": 4, "first": 0.5, "self": 0.2,
-        "previous": 0.15, "near": 0.25, "effective": round(math.exp(entropy), 4),
-    }  # fmt: skip
+        "top 1": 0.5,
+        "top 3": 0.85,
+        "top 99": 1.0,
+        "needed": 4,
+        "first": 0.5,
+        "self": 0.2,
+        "previous": 0.15,
+        "near": 0.25,
+        "effective": round(math.exp(entropy), 4),
+    }
 
 
 def test_observed_rows_are_in_the_order_of_the_batches():
@@ -400,8 +407,13 @@ def made_training(accuracy, gap, chance=0.1, counts=0.2):
         ],
         "training_gaps": [row(gap, task=task, attention=runs.TOP)],
     }
-    result = replace(small_study("llama"), tables=tables, findings=[], claims=[], sections=[
-        {"key": "training", "status": "done", "reason": ""}])  # fmt: skip
+    result = replace(
+        small_study("llama"),
+        tables=tables,
+        findings=[],
+        claims=[],
+        sections=[{"key": "training", "status": "done", "reason": ""}],
+    )
     (first, *_) = [c for c in STUDY.conclude(result).claims if c["section"] == "training"]
     return first["agrees"]
 
@@ -445,14 +457,24 @@ def test_budgets_of_texts_whose_rows_all_see_few_keys():
 
 
 def test_the_rule_for_relu_is_judged_where_fewer_neurons_are_kept_than_are_active():
-    result = replace(small_study("llama"), tables={
-        "relu_active": [{"ffn": "ReLU", "value": 0.3, "low": 0.29, "high": 0.31}],
-        "relu_paired": [
-            {"ffn": "ReLU", "share": share, "rule": "pre-activation", "measure": "kl",
-             "value": gap, "low": gap, "high": gap}
-            for share, gap in ((0.125, 0.3), (0.25, 0.2), (0.5, 0.0))
-        ],
-    })  # fmt: skip
+    result = replace(
+        small_study("llama"),
+        tables={
+            "relu_active": [{"ffn": "ReLU", "value": 0.3, "low": 0.29, "high": 0.31}],
+            "relu_paired": [
+                {
+                    "ffn": "ReLU",
+                    "share": share,
+                    "rule": "pre-activation",
+                    "measure": "kl",
+                    "value": gap,
+                    "low": gap,
+                    "high": gap,
+                }
+                for share, gap in ((0.125, 0.3), (0.25, 0.2), (0.5, 0.0))
+            ],
+        },
+    )
     verdict = relu._rule(result, "ReLU")
     assert verdict.agrees == "no"  # at a quarter; at a half the rules cannot differ
     assert "25" in verdict.seen

@@ -44,9 +44,11 @@ def test_it_prints_tables_and_claims_and_writes_a_report(
 
 def test_bad_numbers_are_refused_in_one_line(model: Path, text: Path, tmp_path: Path) -> None:
     for option, value, message in (
-        ("--keys", "2,x", "expected whole numbers"), ("--keys", "0", "numbers from 1 on"),
-        ("--kl", "0", "a positive number of nats"), ("--sections", "heds", "no section 'heds'"),
-    ):  # fmt: skip
+        ("--keys", "2,x", "expected whole numbers"),
+        ("--keys", "0", "numbers from 1 on"),
+        ("--kl", "0", "a positive number of nats"),
+        ("--sections", "heds", "no section 'heds'"),
+    ):
         result = run("study", "sparsity", model, "--text", text, "-o", tmp_path, option, value)
         assert result.exit_code == 2, result.output
         assert message in " ".join(result.output.split())

@@ -34,12 +34,18 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "layer": self.layer, "position": self.position, "top": [list(one) for one in self.top],
-            "final": list(self.final), "watch": None if self.watch is None else list(self.watch),
+            "layer": self.layer,
+            "position": self.position,
+            "top": [list(one) for one in self.top],
+            "final": list(self.final),
+            "watch": None if self.watch is None else list(self.watch),
             "follow": {index: list(one) for index, one in self.follow.items()},
-            "agrees": self.agrees, "kl": self.kl, "entropy": self.entropy,
-            "changed": self.change is not None, "change": self.change,
-        }  # fmt: skip
+            "agrees": self.agrees,
+            "kl": self.kl,
+            "entropy": self.entropy,
+            "changed": self.change is not None,
+            "change": self.change,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +116,16 @@ class CellReader:
             Cell(
                 *place,
                 tuple(zip(ids[row], probs[row], strict=True)),
-                final[row], None if watched is None else watched[row],
-                agrees[row], kl[row], entropy[row],
+                final[row],
+                None if watched is None else watched[row],
+                agrees[row],
+                kl[row],
+                entropy[row],
                 {index: one[row] for index, one in more.items()},
                 None if change is None else change[row],
             )
             for row, place in enumerate(places)
-        ]  # fmt: skip
+        ]
 
     @staticmethod
     def _followed(logits: Tensor, log_norm: Tensor, ids: Tensor) -> list[tuple[float, int]]:

@@ -47,7 +47,7 @@ EXAMPLES = {
         ("A choice", "The {mask} barked at the mailman."),
         ("Two gaps", "She {mask} the {mask} in the garden."),
     ),
-}  # fmt: skip
+}
 CLASS_EXAMPLES = (
     ("Praise", "A wonderful film with a great cast."),
     ("Blame", "A dull and predictable plot."),
@@ -109,17 +109,23 @@ class Debugger:
         if reason is None and tokenizer is None:  # a page has no way to give token ids
             reason = f"{transformer.identity.name} has no tokenizer to read a prompt with"
         return {
-            "name": transformer.identity.name, "class": type(transformer.model).__name__,
-            "kind": transformer.kind, "n_layers": transformer.n_layers,
-            "d_model": transformer.d_model, "d_vocab": transformer.d_vocab,
+            "name": transformer.identity.name,
+            "class": type(transformer.model).__name__,
+            "kind": transformer.kind,
+            "n_layers": transformer.n_layers,
+            "d_model": transformer.d_model,
+            "d_vocab": transformer.d_vocab,
             "blocks": self.blocks,
             "lenses": [{"name": name, "title": TITLES.get(name, name)} for name in self.lenses],
             "mask_token": getattr(tokenizer, "mask_token", None)
-            if transformer.kind == "masked-token" else None,
-            "can_generate": reason is None, "generate_reason": reason,
-            "examples": self._examples(), "longest": longest_input(transformer),
+            if transformer.kind == "masked-token"
+            else None,
+            "can_generate": reason is None,
+            "generate_reason": reason,
+            "examples": self._examples(),
+            "longest": longest_input(transformer),
             "exit_rule": str(EXIT),
-        }  # fmt: skip
+        }
 
     @cached_property
     def blocks(self) -> list[dict[str, Any]]:
@@ -226,15 +232,18 @@ class Debugger:
         check_block(self.transformer, block)
         prompt = self._prompt(ids)
         options: dict[str, Any] = {
-            "top": self._checked_top(top), "watch": self._checked_output(watch),
-        }  # fmt: skip
+            "top": self._checked_top(top),
+            "watch": self._checked_output(watch),
+        }
         with unedited(self.transformer.model):
             reading = neurons.recorded(prompt.recording, block, position, **options)
         answer = {
-            "block": block, "position": position, "after": None,
+            "block": block,
+            "position": position,
+            "after": None,
             "token": token_label(self.transformer, ids[position]).to_dict(),
             **self._reading(reading),
-        }  # fmt: skip
+        }
         if own:
             h = self._rerun(prompt, own).states.get(block - 1)  # None below the lowest edit
             with self.transformer.edit(*own):
@@ -276,13 +285,18 @@ class Debugger:
             on_token(token, piece)
 
         result = generate(
-            self.transformer, ids, edits=own, decoder="transformers", on_id=report,
+            self.transformer,
+            ids,
+            edits=own,
+            decoder="transformers",
+            on_id=report,
             max_new_tokens=max_new_tokens,
-        )  # fmt: skip
+        )
         return {
-            "ids": result.ids, "text": result.continuation,
+            "ids": result.ids,
+            "text": result.continuation,
             "edits": [describe(edit) for edit in own],
-        }  # fmt: skip
+        }
 
     # Checks and caches
 

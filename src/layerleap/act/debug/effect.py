@@ -72,22 +72,30 @@ class Effect:
             after = self._after(layer, position)
             rows.append(
                 {
-                    "layer": layer, "position": position, "token": self.tokens[position],
+                    "layer": layer,
+                    "position": position,
+                    "token": self.tokens[position],
                     "changed": bool(after["changed"]),
-                    "before": self._top(before), "after": self._top(after),
+                    "before": self._top(before),
+                    "after": self._top(after),
                     "kl": after["change"] or 0.0,
-                    "final_prob_before": before["final"][0], "final_prob_after": after["final"][0],
-                    "final_rank_before": before["final"][1], "final_rank_after": after["final"][1],
+                    "final_prob_before": before["final"][0],
+                    "final_prob_after": after["final"][0],
+                    "final_rank_before": before["final"][1],
+                    "final_rank_after": after["final"][1],
                 }
-            )  # fmt: skip
+            )
         return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "tokens": self.tokens, "edits": self.edits, "unused": self.unused,
-            "cells": self.rows(), **({"notes": self.notes} if self.notes else {}),
-        }  # fmt: skip
+            "tokens": self.tokens,
+            "edits": self.edits,
+            "unused": self.unused,
+            "cells": self.rows(),
+            **({"notes": self.notes} if self.notes else {}),
+        }
 
     def to_pandas(self) -> Any:
         """A data frame with one line per layer and position."""

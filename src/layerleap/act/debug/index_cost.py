@@ -24,9 +24,12 @@ from layerleap.stream.examples import longest_input
 
 # By phase, as progress names it, the step that `build` keeps when it is over.
 STEPS = {
-    "reading neurons": "block", "naming tokens": "tokens", "sorting tokens": "postings",
-    "natural ranges": "ranges", "clusters": "clusters",
-}  # fmt: skip
+    "reading neurons": "block",
+    "naming tokens": "tokens",
+    "sorting tokens": "postings",
+    "natural ranges": "ranges",
+    "clusters": "clusters",
+}
 PROBE_PRODUCTS = 1e9  # multiplications of the probe: some tens of milliseconds
 PASS_TOKENS = 64  # of the pass that is timed
 TEXT_TOKENS = 30  # of a sentence, about
@@ -82,9 +85,10 @@ def index_cost(transformer: Transformer, settings: IndexSettings | None = None) 
     seconds = _seconds(transformer, settings, ffns)
     left = sum(
         amount * (1 - sum(step.startswith("block") for step in kept) / transformer.n_layers)
-        if phase == "reading neurons" else amount * (STEPS[phase] not in kept)
+        if phase == "reading neurons"
+        else amount * (STEPS[phase] not in kept)
         for phase, amount in seconds.items()
-    )  # fmt: skip
+    )
     n_tokens = len(unembedding(transformer))
     per_vector = VECTOR_BYTES + 2 * min(settings.top, n_tokens) * ENTRY_BYTES
     n_bytes = sum(ffn.n_neurons for ffn in ffns) * per_vector + n_tokens * TOKEN_BYTES

@@ -36,10 +36,11 @@ class Stop:
     def to_dict(self, transformer: Transformer) -> dict[str, Any]:
         """Plain JSON types, with the tokens as they are shown."""
         return {
-            "layer": self.layer, "agrees": self.agrees,
+            "layer": self.layer,
+            "agrees": self.agrees,
             "top": output_label(transformer, self.top).to_dict(),
             "answer": output_label(transformer, self.answer).to_dict(),
-        }  # fmt: skip
+        }
 
 
 def first_stop(cells: Mapping[int, Cell], n_layers: int, answer: int) -> Stop | None:

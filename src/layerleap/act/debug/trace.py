@@ -92,21 +92,25 @@ class Trace:
         return {
             "frame": "meta",
             "tokens": [token_label(transformer, id_).to_dict() for id_ in self.prompt.ids],
-            "positions": list(self.prompt.positions), "layers": list(range(self.n_layers + 1)),
-            "selected": self.selected, "lens": self.lens.name,
+            "positions": list(self.prompt.positions),
+            "layers": list(range(self.n_layers + 1)),
+            "selected": self.selected,
+            "lens": self.lens.name,
             "edits": self._edits(),
             "lowest": None if self.rerun is None else self.rerun.lowest,
-        }  # fmt: skip
+        }
 
     def _edits(self) -> list[dict[str, Any]]:
         if self.rerun is None:
             return []
         return [
             {
-                **describe(applied.edit), "applied": bool(applied.passes), "remark": applied.remark,
+                **describe(applied.edit),
+                "applied": bool(applied.passes),
+                "remark": applied.remark,
             }
             for applied in self.rerun.report
-        ]  # fmt: skip
+        ]
 
     def _group(self, positions: Sequence[int], batches: Sequence[Sequence[int]]) -> Iterator[Frame]:
         """The cells of some positions, one frame per batch of layers, and their saturation."""
@@ -173,13 +177,15 @@ class Trace:
         own = {**cells, **self._read.get(("after", position), {})}
         is_edited = self.rerun is not None
         return {
-            "frame": "saturation", "position": position, "before": self._settled(cells, before),
+            "frame": "saturation",
+            "position": position,
+            "before": self._settled(cells, before),
             "after": self._settled(own, after) if is_edited else None,
             "exits": {
                 "before": self._stop(cells, before),
                 "after": self._stop(own, after) if is_edited else None,
             },
-        }  # fmt: skip
+        }
 
     def _settled(self, cells: dict[int, Cell], final: int) -> int:
         layer = self.n_layers

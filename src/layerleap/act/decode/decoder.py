@@ -217,24 +217,32 @@ class Decoder:
             stream_to.put(input_ids.cpu())
         if ready is None:
             return self._leave_to_transformers(
-                model, input_ids, hooked, logits_processor=logits_processor,
-                stopping_criteria=stopping_criteria, generation_config=generation_config,
-                streamer=stream_to, **model_kwargs,
-            )  # fmt: skip
+                model,
+                input_ids,
+                hooked,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                streamer=stream_to,
+                **model_kwargs,
+            )
         config, cache = generation_config, model_kwargs.get("past_key_values")
         self.stats, cursor = [], None
         returns_dict = bool(config.return_dict_in_generate)
         choosers = [
             TokenChooser(
                 # Copies: some have a memory, and each text is decoded as if it were alone.
-                ids, skip=skip, processor=deepcopy(logits_processor),
+                ids,
+                skip=skip,
+                processor=deepcopy(logits_processor),
                 criteria=stopping_criteria if len(skips) == 1 else deepcopy(stopping_criteria),
-                sample=config.do_sample, streamer=stream_to,
+                sample=config.do_sample,
+                streamer=stream_to,
                 keep_scores=returns_dict and config.output_scores,
                 keep_logits=returns_dict and config.output_logits,
             )
             for ids, skip in zip(input_ids.split(1), skips, strict=True)
-        ]  # fmt: skip
+        ]
         made = self._equip_for(ready, choosers, config.max_length) if len(choosers) > 1 else None
         most = self.max_nodes if self._can_share_passes(ready, cache) else 1
         first = 0  # number of the group's first text in the batch, by which edits know it
@@ -365,20 +373,34 @@ class Decoder:
         if self.rule is not None:
             rule = self.rule
             checks_at = lambda position: LiveChecks(  # noqa: E731
-                ready.lens, rule, position, shortlist=ready.shortlist,
+                ready.lens,
+                rule,
+                position,
+                shortlist=ready.shortlist,
                 extra=getattr(rule, "live_extra", None),
-            )  # fmt: skip
+            )
             decode_early(
-                cursor, chooser, checks_at, stats, lens=ready.lens, checks=ready.checks,
-                policy=self.policy, shortlist=ready.shortlist if self.head != "whole" else None,
+                cursor,
+                chooser,
+                checks_at,
+                stats,
+                lens=ready.lens,
+                checks=ready.checks,
+                policy=self.policy,
+                shortlist=ready.shortlist if self.head != "whole" else None,
                 until=until,
-            )  # fmt: skip
+            )
         elif "early" in self.drafts and not ready.is_one_by_one:
             assert self.draft_layer is not None
             speculate_early(
-                cursor, chooser, ready.lens, self.draft_layer, stats, most=self.max_nodes - 1,
+                cursor,
+                chooser,
+                ready.lens,
+                self.draft_layer,
+                stats,
+                most=self.max_nodes - 1,
                 until=until,
-            )  # fmt: skip
+            )
         else:
             speculate(cursor, chooser, ready.drafter, stats, ready.tie_steps, until)
 

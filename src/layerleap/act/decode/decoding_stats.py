@@ -16,10 +16,26 @@ EXACTNESS = {
     "approximate": "tokens may be read before the last layer",
 }
 REPORTED = (
-    "tokens", "passes", "tokens_per_second", "tokens_per_pass", "mean_layer", "n_layers", "drafts",
-    "accepted", "acceptance_rate", "ties", "agreement", "departs_at", "tokens_in_common",
-    "exactness", "policy", "fallback", "texts_per_pass", "prompt_seconds", "seconds",
-)  # fmt: skip
+    "tokens",
+    "passes",
+    "tokens_per_second",
+    "tokens_per_pass",
+    "mean_layer",
+    "n_layers",
+    "drafts",
+    "accepted",
+    "acceptance_rate",
+    "ties",
+    "agreement",
+    "departs_at",
+    "tokens_in_common",
+    "exactness",
+    "policy",
+    "fallback",
+    "texts_per_pass",
+    "prompt_seconds",
+    "seconds",
+)
 COSTS = {
     "measured": "the cost of passes measured",
     "this process": "the cost of passes known from before",

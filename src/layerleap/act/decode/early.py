@@ -106,18 +106,23 @@ class LiveChecks:
             reading = Distribution(self.shortlist_logits)
             top = self.shortlist.ids[reading.top.cpu().long()]
         return {
-            "top": top.cpu(), "top_prob": reading.top_prob.cpu(),
-            "second_prob": reading.second().cpu(), "entropy": reading.entropy.cpu(),
-        }  # fmt: skip
+            "top": top.cpu(),
+            "top_prob": reading.top_prob.cpu(),
+            "second_prob": reading.second().cpu(),
+            "entropy": reading.entropy.cpu(),
+        }
 
     def evidence(self) -> Evidence:
         """All columns so far."""
         columns = {name: torch.stack(values, 1) for name, values in self._columns.items()}
         extra = {name: torch.stack(values, 1) for name, values in self._extra.items()}
         return LiveEvidence(
-            **columns, position=torch.tensor([self.position]), document=_FIRST,
-            layers=tuple(self.layers), extra=extra,
-        )  # fmt: skip
+            **columns,
+            position=torch.tensor([self.position]),
+            document=_FIRST,
+            layers=tuple(self.layers),
+            extra=extra,
+        )
 
 
 def carry_of(policy: Policy, lens: Lens) -> Carry | None:

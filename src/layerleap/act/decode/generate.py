@@ -88,10 +88,15 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "prompt": self.prompt, "continuation": self.continuation, "ids": self.ids,
-            "tokens": self.tokens, "stats": self.stats.to_dict(), "summary": str(self.stats),
-            "how": self.how, "departure": self.departure,
-        }  # fmt: skip
+            "prompt": self.prompt,
+            "continuation": self.continuation,
+            "ids": self.ids,
+            "tokens": self.tokens,
+            "stats": self.stats.to_dict(),
+            "summary": str(self.stats),
+            "how": self.how,
+            "departure": self.departure,
+        }
 
     def to_pandas(self) -> Any:
         """A data frame with one line per new token."""
@@ -99,10 +104,12 @@ class Generation:
 
         return pandas.DataFrame(
             {
-                "token": self.tokens, "id": self.ids, "exit_layer": self.exit_layers,
+                "token": self.tokens,
+                "id": self.ids,
+                "exit_layer": self.exit_layers,
                 "drafted": self.stats.drafted,
             }
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.generation import generation_html
@@ -275,14 +282,26 @@ def generate(
     encoded = _encode_all(transformer, [prompt] if prompts is None else prompts, chat)
     if decoder is None:
         decoder = Decoder(
-            _default_bank(transformer, bank, plan, tell, progress), rule=rule, checks=checks,
-            plan=plan, policy=policy, strict=strict, compare=compare, transformer=transformer,
+            _default_bank(transformer, bank, plan, tell, progress),
+            rule=rule,
+            checks=checks,
+            plan=plan,
+            policy=policy,
+            strict=strict,
+            compare=compare,
+            transformer=transformer,
             other_model=other_model,
-        )  # fmt: skip
+        )
     writer = _Writer(
-        transformer, None if isinstance(decoder, str) else decoder, as_edits(edits), options,
-        max_new_tokens, live, on_token, on_id,
-    )  # fmt: skip
+        transformer,
+        None if isinstance(decoder, str) else decoder,
+        as_edits(edits),
+        options,
+        max_new_tokens,
+        live,
+        on_token,
+        on_id,
+    )
     written = Several(writer.write(text, ids) for text, ids in encoded)
     return written[0] if prompts is None else written
 
@@ -345,10 +364,13 @@ class _Writer:
             options = {"temperature": None, "top_p": None, "top_k": None, **options}
         room = longest_input(self.transformer) - len(ids)
         output: Any = model.generate(
-            entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
+            entry,
+            attention_mask=torch.ones_like(entry),
+            custom_generate=custom,
             **({"streamer": written} if custom is None else {"stream_to": written}),
-            max_new_tokens=min(self.max_new_tokens, room), **options,
-        )  # fmt: skip
+            max_new_tokens=min(self.max_new_tokens, room),
+            **options,
+        )
         new: list[int] = output[0, len(ids) :].tolist()
         return new
 

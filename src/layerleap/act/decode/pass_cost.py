@@ -72,9 +72,12 @@ class PassCost:
         """The inverse of `to_dict`; `BadSettings` for anything else."""
         try:
             return cls(
-                tuple(map(int, found["sizes"])), tuple(map(float, found["seconds"])),
-                tuple(map(int, found["packed"])), int(found["context"]), int(found["repeats"]),
-            )  # fmt: skip
+                tuple(map(int, found["sizes"])),
+                tuple(map(float, found["seconds"])),
+                tuple(map(int, found["packed"])),
+                int(found["context"]),
+                int(found["repeats"]),
+            )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadSettings(f"this is not the cost of passes: {error!r}") from error
 

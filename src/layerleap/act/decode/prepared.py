@@ -90,9 +90,13 @@ class Prepared:
     def cursor(self, text: int, n_prompt: int) -> Cursor:
         """A new cursor over one text of a batch."""
         return Cursor(
-            self.transformer, self.axes, packed=self.packed, rowwise=self.keeps_bits, text=text,
+            self.transformer,
+            self.axes,
+            packed=self.packed,
+            rowwise=self.keeps_bits,
+            text=text,
             prompt=n_prompt,
-        )  # fmt: skip
+        )
 
     def is_due(self, tokens: int, room: int, soon: int = SOON) -> bool:
         """True if the rest should be prepared now.
@@ -196,10 +200,12 @@ class Prepared:
     def drafter(self) -> Drafter:
         """What proposes drafts; none if tokens are decoded one by one."""
         return Drafter(
-            self._cost, lookup=self._draws and "lookup" in self.decoder.drafts,
-            branches=self.axes.branches, most=self.decoder.max_nodes,
+            self._cost,
+            lookup=self._draws and "lookup" in self.decoder.drafts,
+            branches=self.axes.branches,
+            most=self.decoder.max_nodes,
             d_vocab=vocabulary_size(self.transformer.model),
-        )  # fmt: skip
+        )
 
     def tune(self) -> None:
         """Let the drafter draw what pays in passes as they are now."""

@@ -21,8 +21,15 @@ from layerleap.act.decode.sampling import TokenChooser
 from layerleap.errors import BadSettings, BadText, first_line
 from layerleap.models.cursor.cursor import Cursor
 
-HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
-           "cache_position", "return_dict"}  # fmt: skip
+HANDLED = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "cache_position",
+    "return_dict",
+}
 # These depend on the index in the batch or share one clock: they need all texts in step.
 IN_STEP = ("PrefixConstrained", "ClassifierFreeGuidance", "SynthID", "MaxTime")
 GROWING = ("longrope", "dynamic")  # rotary embeddings that change once a text is long

@@ -174,9 +174,11 @@ class ScheduleScores(_EndScores):
                 continue  # the full model, which runs every block
             schedule = self.schedules[row["layer"]]
             labels = {
-                "schedule": str(schedule), "name": schedule.name, "kind": self.kind[schedule],
+                "schedule": str(schedule),
+                "name": schedule.name,
+                "kind": self.kind[schedule],
                 "blocks": schedule.blocks,
-            }  # fmt: skip
+            }
             rows.append(labels | {k: v for k, v in row.items() if k not in ("map", "layer")})
         return rows
 

@@ -31,8 +31,10 @@ def parse_edit(spec: str) -> NeuronEdit:
     """
     typed = read_edit(spec)
     place: dict[str, Any] = {
-        "block": typed.block, "neuron": typed.neuron, "positions": typed.positions
-    }  # fmt: skip
+        "block": typed.block,
+        "neuron": typed.neuron,
+        "positions": typed.positions,
+    }
     if typed.change == "off":
         return ZeroNeuron(**place)
     if typed.change == "set":

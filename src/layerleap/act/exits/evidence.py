@@ -101,10 +101,14 @@ class Evidence:
         """
         columns = {name: getattr(scores, name)[lens] for name in COLUMNS if name != "cosine"}
         return cls(
-            **columns, cosine=scores.cosine, position=scores.positions, document=scores.documents,
-            layers=tuple(range(scores.cosine.shape[1])), final=scores.top[lens][:, -1],
+            **columns,
+            cosine=scores.cosine,
+            position=scores.positions,
+            document=scores.documents,
+            layers=tuple(range(scores.cosine.shape[1])),
+            final=scores.top[lens][:, -1],
             extra={"size": scores.size[lens].clamp_min(1e-30).log()},
-        )  # fmt: skip
+        )
 
     def __len__(self) -> int:
         return len(self.position)

@@ -23,9 +23,15 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 
 FEATURES = (
-    "logit of p1", "log of gap", "entropy", "cosine", "streak", "repeats", "logit of p1 before",
+    "logit of p1",
+    "log of gap",
+    "entropy",
+    "cosine",
+    "streak",
+    "repeats",
+    "logit of p1 before",
     "log of position",
-)  # fmt: skip
+)
 CLOSEST = 1e-6  # probabilities and gaps are clipped this far from 0 and 1 before taking logs
 ARRAYS = ("mean", "scale", "coefficients", "intercepts")
 

@@ -86,11 +86,18 @@ def saved_at(
     known = len(names) > 1
     return [
         Saving(
-            target, saved[0, n].item(), low[n] if known else None, high[n] if known else None,
-            agreement[n], knob[n], method, len(evidence), len(names),
+            target,
+            saved[0, n].item(),
+            low[n] if known else None,
+            high[n] if known else None,
+            agreement[n],
+            knob[n],
+            method,
+            len(evidence),
+            len(names),
         )
         for n, target in enumerate(targets)
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +133,12 @@ def _events(family: Family, evidence: Evidence, group: Tensor) -> _Events:
     is_last = torch.ones(len(rows), dtype=torch.bool)
     is_last[:-1] = strictness[1:] != strictness[:-1]
     return _Events(
-        strictness, group[rows], layers[before] - layers[columns],
-        agrees[rows, columns] - agrees[rows, before], is_last,
-    )  # fmt: skip
+        strictness,
+        group[rows],
+        layers[before] - layers[columns],
+        agrees[rows, columns] - agrees[rows, before],
+        is_last,
+    )
 
 
 def _loosest(family: Family) -> float:

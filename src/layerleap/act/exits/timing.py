@@ -107,10 +107,18 @@ def measure_timing(
     low, high = torch.quantile(seconds[:, : n + 1].sum(1), torch.tensor([0.25, 0.75]).double())
     median = seconds.quantile(0.5, dim=0).tolist()
     return Timing(
-        tuple(median[:n]), median[n], median[n + 1], (*median[n + 2 :], 0.0), tokens, mode, repeats,
-        float(high - low) / sum(median[: n + 1]), torch.get_num_threads(),
-        str(transformer.device(n)), str(transformer.model.dtype).removeprefix("torch."),
-    )  # fmt: skip
+        tuple(median[:n]),
+        median[n],
+        median[n + 1],
+        (*median[n + 2 :], 0.0),
+        tokens,
+        mode,
+        repeats,
+        float(high - low) / sum(median[: n + 1]),
+        torch.get_num_threads(),
+        str(transformer.device(n)),
+        str(transformer.model.dtype).removeprefix("torch."),
+    )
 
 
 @torch.no_grad()

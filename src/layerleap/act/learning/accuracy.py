@@ -120,11 +120,18 @@ class InContext:
         """Plain JSON values."""
         about = {"model": self.model, "task": self.task, "kind": self.kind}
         leads = {over: self.lead(over) for over in (*BASELINES, "shuffled")}
-        counts = {"queries": sum(map(len, self.right["true", self.shots[0]])),
-                  "seeds": len(self.seeds), "left_out": self.left_out}  # fmt: skip
+        counts = {
+            "queries": sum(map(len, self.right["true", self.shots[0]])),
+            "seeds": len(self.seeds),
+            "left_out": self.left_out,
+        }
         return {
-            **about, **counts, "works": self.works(), "accuracy": self.table, "leads": leads,
-        }  # fmt: skip
+            **about,
+            **counts,
+            "works": self.works(),
+            "accuracy": self.table,
+            "leads": leads,
+        }
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The table of accuracies as a data frame."""
@@ -179,20 +186,28 @@ def in_context(
 
 
 def answered(
-    transformer: Transformer, encoded: EncodedTask, drawn: Sequence[Draw], shots: Sequence[int],
+    transformer: Transformer,
+    encoded: EncodedTask,
+    drawn: Sequence[Draw],
+    shots: Sequence[int],
     progress: Progress,
-) -> InContext:  # fmt: skip
+) -> InContext:
     """Accuracy of draws that were made already, one per seed."""
     right = _answered(transformer, encoded, drawn, shots, progress)
     common = Counter(piece.label for piece in encoded.pieces).most_common(1)[0][0]
     texts = encoded.task.examples
     kept = {
         n: sum(still_right(d.demonstrations[:n], d.shuffled(n)) for d in drawn) / len(drawn)
-        for answers, n in right if answers == "shuffled"
-    }  # fmt: skip
+        for answers, n in right
+        if answers == "shuffled"
+    }
     return InContext(
-        transformer.identity.name, encoded.task.name, encoded.task.kind, tuple(shots),
-        tuple(one.seed for one in drawn), right,
+        transformer.identity.name,
+        encoded.task.name,
+        encoded.task.kind,
+        tuple(shots),
+        tuple(one.seed for one in drawn),
+        right,
         {
             "majority": [torch.tensor([p.label == common for p in one.queries]) for one in drawn],
             "copy": [
@@ -200,8 +215,9 @@ def answered(
                 for one in drawn
             ],
         },
-        encoded.left_out, kept,
-    )  # fmt: skip
+        encoded.left_out,
+        kept,
+    )
 
 
 def usual_shots(encoded: EncodedTask) -> list[int]:
@@ -210,9 +226,12 @@ def usual_shots(encoded: EncodedTask) -> list[int]:
 
 
 def _answered(
-    transformer: Transformer, encoded: EncodedTask, drawn: Sequence[Draw], shots: Sequence[int],
+    transformer: Transformer,
+    encoded: EncodedTask,
+    drawn: Sequence[Draw],
+    shots: Sequence[int],
     progress: Progress,
-) -> dict[tuple[str, int], list[Tensor]]:  # fmt: skip
+) -> dict[tuple[str, int], list[Tensor]]:
     cases = [("true", n) for n in shots] + [("shuffled", n) for n in shots if n > 1]
     right: dict[tuple[str, int], list[Tensor]] = {}
     for number, (answers, n) in enumerate(cases):

@@ -50,9 +50,11 @@ def right_answers(
 
 
 def _scored(
-    transformer: Transformer, context: Sequence[int], queries: Sequence[Piece],
+    transformer: Transformer,
+    context: Sequence[int],
+    queries: Sequence[Piece],
     answers: Sequence[Sequence[int]],
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+) -> list[tuple[Tensor, Tensor]]:
     """By query: the log-probability of its answer, and whether all its tokens are the best ones."""
     texts = [
         (*context, *piece.prompt, *answer[:-1])

@@ -114,10 +114,15 @@ def learn(
         progress("learning", step + 1, len(lessons), "demonstrations")
     require_finite(delta)
     settings = {
-        "how": how, "learning_rate": learning_rate, "parameters": list(chosen.words),
-        "tokens": tokens, "lens": (lens or Lens(transformer)).name if how != "full" else None,
-        "share": share, "seed": seed, "demonstrations": before + len(lessons),
-    }  # fmt: skip
+        "how": how,
+        "learning_rate": learning_rate,
+        "parameters": list(chosen.words),
+        "tokens": tokens,
+        "lens": (lens or Lens(transformer)).name if how != "full" else None,
+        "share": share,
+        "seed": seed,
+        "demonstrations": before + len(lessons),
+    }
     return Learned(Delta.of(transformer, delta, **settings), losses)
 
 

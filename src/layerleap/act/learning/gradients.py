@@ -107,10 +107,16 @@ class _Run:
     """One pass, and the gradients it gives."""
 
     def __init__(
-        self, transformer: Transformer, chosen: Chosen, leaves: Mapping[str, Tensor],
-        lesson: Lesson, lens: Lens, share: float, seed: int,
+        self,
+        transformer: Transformer,
+        chosen: Chosen,
+        leaves: Mapping[str, Tensor],
+        lesson: Lesson,
+        lens: Lens,
+        share: float,
+        seed: int,
         take: Callable[[str, Tensor], None] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.transformer, self.chosen, self.leaves, self.lens = transformer, chosen, leaves, lens
         self.lesson, self.share, self.seed, self.take = lesson, share, seed, take
         self.outside = chosen.of_block(0)  # embeddings, final norm, head

@@ -96,9 +96,12 @@ def _batches(prompts: Sequence[Prompt], tokens: int, shared: int) -> Iterator[li
 
 
 def _observe(
-    transformer: Transformer, prompts: list[Prompt], prefix: Prefix,
-    labels: Sequence[int] | None, scores: bool,
-) -> list[Observation]:  # fmt: skip
+    transformer: Transformer,
+    prompts: list[Prompt],
+    prefix: Prefix,
+    labels: Sequence[int] | None,
+    scores: bool,
+) -> list[Observation]:
     inputs = prefix.inputs([prompt.ids[prefix.length :] for prompt in prompts])
     keep = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     ends = [len(prompt.ids) - prefix.length for prompt in prompts]

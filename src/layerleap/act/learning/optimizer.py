@@ -27,9 +27,14 @@ class Optimizer:
 
     @torch.no_grad()
     def update(
-        self, name: str, value: Tensor, gradient: Tensor, rate: float, step: int,
+        self,
+        name: str,
+        value: Tensor,
+        gradient: Tensor,
+        rate: float,
+        step: int,
         mask: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Change a parameter by one step; steps count from 1.
 
         `mask` is True where the parameter learns: the rest does not decay either.

@@ -146,8 +146,10 @@ def _entries(
             yield name, None
             continue
         mask = torch.zeros(value.shape, dtype=torch.bool)
-        along = (slice(None), list(rows.chosen)) if own == "weight" and rows.is_transposed else (
-            list(rows.chosen),
-        )  # fmt: skip
+        along = (
+            (slice(None), list(rows.chosen))
+            if own == "weight" and rows.is_transposed
+            else (list(rows.chosen),)
+        )
         mask[along] = True
         yield name, mask

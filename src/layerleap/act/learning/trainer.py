@@ -160,10 +160,20 @@ def finetune(
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
     settings = fine_tuning(
-        how, parameters, share, steps=steps, learning_rate=learning_rate, optimizer=optimizer,
-        decay=decay, batch=batch, max_tokens=max_tokens, check_every=check_every,
-        tested_tokens=tested_tokens, held_out=held_out, seed=seed,
-    )  # fmt: skip
+        how,
+        parameters,
+        share,
+        steps=steps,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        decay=decay,
+        batch=batch,
+        max_tokens=max_tokens,
+        check_every=check_every,
+        tested_tokens=tested_tokens,
+        held_out=held_out,
+        seed=seed,
+    )
     require_learner(transformer)
     if max_tokens > (limit := longest_input(transformer)):
         raise BadSettings(f"max_tokens is {max_tokens}; this model reads at most {limit}")
@@ -275,10 +285,16 @@ class _Run:
             self.optimizer.update(name, self.values[name], gradient, rate, number, mask)
 
         found = gradients(
-            self.transformer, self.chosen, self._inputs(), lesson(self.transformer, texts),
-            how=settings.how, lens=self.lens, share=settings.share,
-            seed=settings.seed + self.step, take=take,
-        )  # fmt: skip
+            self.transformer,
+            self.chosen,
+            self._inputs(),
+            lesson(self.transformer, texts),
+            how=settings.how,
+            lens=self.lens,
+            share=settings.share,
+            seed=settings.seed + self.step,
+            take=take,
+        )
         self.step = number
         self.losses.append(found.losses.get(self.transformer.n_layers, math.nan))
         self.seconds += time.perf_counter() - started
@@ -304,21 +320,24 @@ class _Run:
         self.losses = []
         self.record.append(
             {
-                "step": self.step, "loss": sum(losses) / len(losses) if losses else None,
+                "step": self.step,
+                "loss": sum(losses) / len(losses) if losses else None,
                 "held_out": None if tested is None else tested["loss"],
                 "tested_tokens": 0 if tested is None else tested["tokens"],
                 "seconds": self.seconds,
             }
-        )  # fmt: skip
+        )
 
     def _about(self) -> dict[str, Any]:
         """What a resumed run must have in common."""
         digest = hashlib.sha256(self.windows.numpy().tobytes() + self.tested.numpy().tobytes())
         bank = None if self.lens is None or self.lens.bank is None else self.lens.bank.digest()
         return {
-            "model": self.transformer.identity.fingerprint, "settings": asdict(self.settings),
-            "text": digest.hexdigest(), "lens": bank,
-        }  # fmt: skip
+            "model": self.transformer.identity.fingerprint,
+            "settings": asdict(self.settings),
+            "text": digest.hexdigest(),
+            "lens": bank,
+        }
 
     def about_result(self) -> dict[str, Any]:
         """How it was trained, for the delta and the folder."""

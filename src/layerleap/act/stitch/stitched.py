@@ -55,9 +55,12 @@ class Stitched:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the kernel's numbers."""
         return {
-            "a": self.a.identity.to_dict(), "layer_a": self.layer_a,
-            "b": self.b.identity.to_dict(), "layer_b": self.layer_b, "kernel": self.kernel,
-        }  # fmt: skip
+            "a": self.a.identity.to_dict(),
+            "layer_a": self.layer_a,
+            "b": self.b.identity.to_dict(),
+            "layer_b": self.layer_b,
+            "kernel": self.kernel,
+        }
 
     def __call__(self, inputs: Any) -> Tensor:
         """The logits: (batch, pos, d_vocab), or (batch, class) if B is a classifier.
@@ -191,9 +194,16 @@ def _wide(b: Transformer) -> torch.dtype:
 
 
 def _fitted(
-    a: Transformer, layer_a: int, b: Transformer, layer_b: int, text: Any, n_texts: int,
-    sampling: Sampling | None, ridge: float | None, progress: Progress | bool,
-) -> Carry:  # fmt: skip
+    a: Transformer,
+    layer_a: int,
+    b: Transformer,
+    layer_b: int,
+    text: Any,
+    n_texts: int,
+    sampling: Sampling | None,
+    ridge: float | None,
+    progress: Progress | bool,
+) -> Carry:
     shared_tokens(a, b)
     sampling = sampling or Sampling(positions="all")
     source = default_text(a) if text is None else text

@@ -131,9 +131,12 @@ class _Basis:
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> nn.Linear:
         linear = nn.Linear(
-            weight.shape[1], weight.shape[0], bias is not None, device=self.device,
+            weight.shape[1],
+            weight.shape[0],
+            bias is not None,
+            device=self.device,
             dtype=self.dtype,
-        )  # fmt: skip
+        )
         with torch.no_grad():
             linear.weight.copy_(weight)
             if bias is not None:

@@ -307,9 +307,12 @@ def _kept(weights: Tensor, call: Call, block: Block) -> Tensor:
 
 
 def _backward(
-    call: Call, inputs: _Inputs, selected: Sequence[Tensor | None], grad: Tensor,
+    call: Call,
+    inputs: _Inputs,
+    selected: Sequence[Tensor | None],
+    grad: Tensor,
     wanted: Sequence[bool],
-) -> list[Tensor | None]:  # fmt: skip
+) -> list[Tensor | None]:
     """Gradients of the tensors of a call, in their order; sums over blocks are float32 or wider."""
     tensors = inputs.tensors
     totals = [

@@ -29,11 +29,22 @@ from layerleap.act.topk.settings import K, Ks, TopKSettings
 from layerleap.errors import BadSettings, ModelRefused
 
 # Arguments that say nothing about attention, or nothing beyond the mask.
-HARMLESS = frozenset({
-    "cache_position", "deterministic", "layer_idx", "logits_to_keep", "num_items_in_batch",
-    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings",
-    "position_ids", "return_dict", "use_cache",
-})  # fmt: skip
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "layer_idx",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
 REFUSED = {
     "cache": "a paged cache",
     "output_attentions": "attention weights, which are never computed as a whole",
@@ -140,9 +151,18 @@ def attend(
     added = {"attention_mask": attention_mask, "position_bias": position_bias}
     visible = visible_from(added, query, key, is_causal=is_causal)
     return topk_attend(
-        query, key, value, visible, k, chunk=settings.chunk, scaling=scaling, softcap=softcap,
-        sinks=_sinks(module, s_aux, query), dropout=dropout, recompute=settings.recompute,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        visible,
+        k,
+        chunk=settings.chunk,
+        scaling=scaling,
+        softcap=softcap,
+        sinks=_sinks(module, s_aux, query),
+        dropout=dropout,
+        recompute=settings.recompute,
+    )
 
 
 def check_arguments(module: nn.Module, arguments: dict[str, Any]) -> None:
@@ -211,9 +231,14 @@ def _block_of(module: nn.Module, settings: TopKSettings) -> int:
 
 
 def _mask(
-    batch_size: int, q_length: int, kv_length: int, *args: Any,
-    allow_is_causal_skip: bool = True, config: PreTrainedConfig | None = None, **kwargs: Any,
-) -> Tensor | None:  # fmt: skip
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *args: Any,
+    allow_is_causal_skip: bool = True,
+    config: PreTrainedConfig | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
     """The boolean mask of sdpa; none only where queries are as many as keys, or a single one."""
     kind: Any = type(config)
     if config is not None and (own := _without_interface(kind)):
@@ -223,9 +248,14 @@ def _mask(
         )
     is_plain = q_length in (1, kv_length)
     return sdpa_mask(
-        batch_size, q_length, kv_length, *args,
-        allow_is_causal_skip=allow_is_causal_skip and is_plain, config=config, **kwargs,
-    )  # fmt: skip
+        batch_size,
+        q_length,
+        kv_length,
+        *args,
+        allow_is_causal_skip=allow_is_causal_skip and is_plain,
+        config=config,
+        **kwargs,
+    )
 
 
 @cache
@@ -236,9 +266,10 @@ def _without_interface(config: type[PreTrainedConfig]) -> str | None:
     """
     package = config.__module__.rpartition(".")[0]  # a family's own classes, not those of users
     own = [
-        model for model in _subclasses(PreTrainedModel)
+        model
+        for model in _subclasses(PreTrainedModel)
         if model.config_class is config and model.__module__.rpartition(".")[0] == package
-    ]  # fmt: skip
+    ]
     names = [model.__name__ for model in own if not model._can_set_attn_implementation()]
     return min(names, key=len, default=None)
 

@@ -50,9 +50,11 @@ def sum_at(weights: Tensor, keys: Tensor, index: Tensor | None) -> Tensor:
 def _summed(weights: Tensor, keys: Tensor, index: Tensor) -> Tensor:
     """The same without a copy of the selected keys; it has no second derivative."""
     rows = torch.nn.functional.embedding_bag(
-        _numbers(index, keys).flatten(0, 1), keys.reshape(-1, keys.shape[-1]),
-        per_sample_weights=weights.flatten(0, 1), mode="sum",
-    )  # fmt: skip
+        _numbers(index, keys).flatten(0, 1),
+        keys.reshape(-1, keys.shape[-1]),
+        per_sample_weights=weights.flatten(0, 1),
+        mode="sum",
+    )
     return rows.unflatten(0, index.shape[:2])
 
 

@@ -71,10 +71,15 @@ class Alignment:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "a": self.a, "b": self.b, "n_tokens": self.n_tokens, "d_vocab": self.d_vocab,
-            "fold": self.fold, "seed": self.seed, "missing": self.missing,
+            "a": self.a,
+            "b": self.b,
+            "n_tokens": self.n_tokens,
+            "d_vocab": self.d_vocab,
+            "fold": self.fold,
+            "seed": self.seed,
+            "missing": self.missing,
             "matchings": [one.to_dict() for one in self.matchings],
-        }  # fmt: skip
+        }
 
     def to_pandas(self) -> Any:
         """A data frame with one line per match."""
@@ -83,14 +88,19 @@ class Alignment:
         return pandas.DataFrame(
             [
                 {
-                    "kind": one.kind, "space": one.space, "measure": one.measure,
-                    "a": match.a, "b": match.b, "is_own": match.is_own,
-                    "similarity": match.similarity, "margin": match.margin,
+                    "kind": one.kind,
+                    "space": one.space,
+                    "measure": one.measure,
+                    "a": match.a,
+                    "b": match.b,
+                    "is_own": match.is_own,
+                    "similarity": match.similarity,
+                    "margin": match.margin,
                 }
                 for one in self.matchings
                 for match in one.matches
             ]
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.compare import alignment_html

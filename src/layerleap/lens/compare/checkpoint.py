@@ -30,8 +30,11 @@ from layerleap.models.transformer import Transformer
 SLOTS = 2  # blocks of the window: one for each model
 PIECE_BYTES = 2**26  # of an embedding that is read at a time
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 class NoWindow(Exception):

@@ -77,7 +77,7 @@ def diff(
         heads, neurons, missing = moved.read(pair.reader, tokens, inverse)
     return Difference(
         pair.base, pair.tuned, pair.how, inverse, tuple(blocks), heads, neurons, outside, missing
-    )  # fmt: skip
+    )
 
 
 def _block_change(

@@ -121,13 +121,17 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "base": self.base, "tuned": self.tuned, "how": self.how, "inverse": self.inverse,
+            "base": self.base,
+            "tuned": self.tuned,
+            "how": self.how,
+            "inverse": self.inverse,
             "unmoved": list(self.unmoved),
             "blocks": [asdict(one) for one in self.blocks],
             "heads": [{"name": one.name, **asdict(one)} for one in self.heads],
             "neurons": [{"name": one.name, **asdict(one)} for one in self.neurons],
-            "outside": [asdict(one) for one in self.outside], "missing": self.missing,
-        }  # fmt: skip
+            "outside": [asdict(one) for one in self.outside],
+            "missing": self.missing,
+        }
 
     def to_pandas(self, by: By = "block") -> Any:
         """A data frame with one line per block, head or neuron."""
@@ -137,11 +141,15 @@ class Difference:
         if by == "block":
             return pandas.DataFrame(
                 [
-                    {"block": one.block, "relative": one.relative,
-                     "is_identical": one.is_identical, **one.kinds}
+                    {
+                        "block": one.block,
+                        "relative": one.relative,
+                        "is_identical": one.is_identical,
+                        **one.kinds,
+                    }
                     for one in self.blocks
                 ]
-            )  # fmt: skip
+            )
         rows: Sequence[HeadChange | NeuronChange] = self.heads if by == "head" else self.neurons
         return pandas.DataFrame([{"name": one.name, **_flat(one)} for one in rows])
 

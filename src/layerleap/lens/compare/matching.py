@@ -87,9 +87,12 @@ class Matching:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            **asdict(self), "hits": self.hits, "expected_hits": self.expected_hits,
-            "chance": self.chance, "smallest_margin": self.smallest_margin,
-        }  # fmt: skip
+            **asdict(self),
+            "hits": self.hits,
+            "expected_hits": self.expected_hits,
+            "chance": self.chance,
+            "smallest_margin": self.smallest_margin,
+        }
 
 
 def match_layers(
@@ -114,7 +117,7 @@ def match_layers(
     table = tuple(map(tuple, similarity.tolist()))
     return Matching(
         kind, space, measure, tuple(blocks_a), tuple(blocks_b), table, tuple(matches), rows
-    )  # fmt: skip
+    )
 
 
 def chance_of_hits(hits: int, common: int, larger: int) -> float:

@@ -117,9 +117,7 @@ class Moved:
 
 
 def _neuron(kind: str, one: _Candidate, high: Words, low: Words) -> NeuronChange:
-    return NeuronChange(
-        one.block, one.number, kind, one.score, one.relative, one.cosine, high, low
-    )  # fmt: skip
+    return NeuronChange(one.block, one.number, kind, one.score, one.relative, one.cosine, high, low)
 
 
 def _head(kind: str, one: _Candidate, share: float, high: Words, low: Words) -> HeadChange:

@@ -113,8 +113,10 @@ def folds_of(documents: Tensor, shape: tuple[int, int], n: int, by: By, seed: in
     rows, layers = shape
     check_choice(by, By, "by")
     units = {
-        "document": documents, "row": torch.arange(rows), "cell": torch.arange(rows * layers),
-    }[by]  # fmt: skip
+        "document": documents,
+        "row": torch.arange(rows),
+        "cell": torch.arange(rows * layers),
+    }[by]
     names, group = units.unique(return_inverse=True)
     if len(names) < n:
         raise BadText(f"{len(names)} {by}s are too few for {n} folds; expected at least {n}")

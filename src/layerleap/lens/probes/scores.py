@@ -209,16 +209,24 @@ def score_probe(
         progress("permuting labels", number, permutations, "times")
     rows = _table(real, control, torch.stack(null))
     return ProbeScores(
-        tuple(rows), real.confusion(), real.cells.layers, len(real.cells),
-        len(real.cells.row.unique()), len(real.documents.unique()),
-        ambiguous(saturation, sampling.first_layer), {**asdict(sampling), **options},
-    )  # fmt: skip
+        tuple(rows),
+        real.confusion(),
+        real.cells.layers,
+        len(real.cells),
+        len(real.cells.row.unique()),
+        len(real.documents.unique()),
+        ambiguous(saturation, sampling.first_layer),
+        {**asdict(sampling), **options},
+    )
 
 
 def _null_measures(
-    generator: torch.Generator, saturation: Saturation, states: States, sampling: CellSampling,
+    generator: torch.Generator,
+    saturation: Saturation,
+    states: States,
+    sampling: CellSampling,
     options: Mapping[str, Any],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The measures of the next permutation whose labels can be balanced; a few cannot.
 
     Saturation layers are permuted between rows; documents stay.
@@ -239,9 +247,10 @@ def _table(real: HeldOut, control: HeldOut, null: Tensor) -> Iterator[Row]:
         ("value", "low", "high"): [value, *real.intervals()],
         ("null", "null_low", "null_high"): [null.mean(0), *percentiles(null)],
         ("control", "control_low", "control_high"): [
-            control.measures(), *control.intervals(),
+            control.measures(),
+            *control.intervals(),
         ],
-    }  # fmt: skip
+    }
     p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above
     for place in range(len(value)):
         numbers = {
@@ -250,7 +259,10 @@ def _table(real: HeldOut, control: HeldOut, null: Tensor) -> Iterator[Row]:
             for key, column in zip(keys, triple, strict=True)
         }
         yield {
-            "measure": "AUC" if place else "balanced accuracy", "task": place or None, **numbers,
-            "chance": 0.5 if place else 1 / real.cells.n_tasks, "p": p[place].item(),
+            "measure": "AUC" if place else "balanced accuracy",
+            "task": place or None,
+            **numbers,
+            "chance": 0.5 if place else 1 / real.cells.n_tasks,
+            "p": p[place].item(),
             "permutations": len(null),
-        }  # fmt: skip
+        }

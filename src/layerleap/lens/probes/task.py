@@ -134,13 +134,21 @@ class TaskProbe:
         x = features(states, cells, space)
         weights = Softmax.fit(x, cells.task, cells.n_tasks, strength)
         data = {
-            "cells": len(cells), "rows": len(cells.row.unique()),
+            "cells": len(cells),
+            "rows": len(cells.row.unique()),
             "documents": len(saturation.documents[cells.row].unique()),
-        }  # fmt: skip
+        }
         return cls(
-            weights, cells.layers, states.n_layers, states.model, saturation.lens, space,
-            {**asdict(sampling), "strength": strength}, data, tuple(quality),
-        )  # fmt: skip
+            weights,
+            cells.layers,
+            states.n_layers,
+            states.model,
+            saturation.lens,
+            space,
+            {**asdict(sampling), "strength": strength},
+            data,
+            tuple(quality),
+        )
 
     def probabilities(self, h: Tensor) -> Tensor:
         """The probability that each rank is being decided: (row, d_model) -> (row, task)."""
@@ -218,12 +226,27 @@ def _model_card(probe: TaskProbe) -> str:
         scores.append(f"- {row['measure']}{task}: {row['value']:.3f}, chance {row['chance']:g}")
     return "\n".join(
         [
-            "---", "library_name: layerleap", "tags:", "- layerleap", "- interpretability", "---",
-            "", f"# Saturation task probe for {probe.model['name']}", "",
+            "---",
+            "library_name: layerleap",
+            "tags:",
+            "- layerleap",
+            "- interpretability",
+            "---",
+            "",
+            f"# Saturation task probe for {probe.model['name']}",
+            "",
             "A logistic regression that predicts from one hidden state which rank of the output is "
             'being decided, as in ["Looking Beyond the Top-1"](https://arxiv.org/abs/2410.20210).',
-            "", f"`{probe!r}`", "", "## Training", "",
-            *(f"- {key}: {value}" for key, value in details.items()), "",
-            "## Evaluation", "", *(scores or ["Not evaluated on held-out documents."]), "",
+            "",
+            f"`{probe!r}`",
+            "",
+            "## Training",
+            "",
+            *(f"- {key}: {value}" for key, value in details.items()),
+            "",
+            "## Evaluation",
+            "",
+            *(scores or ["Not evaluated on held-out documents."]),
+            "",
         ]
-    )  # fmt: skip
+    )

@@ -188,9 +188,11 @@ class _Work:
     def run(self, building: Building, progress: Progress) -> None:
         """Whatever an earlier run has not finished."""
         steps = {
-            "tokens": self.tokens, "postings": self.postings, "ranges": self.ranges,
+            "tokens": self.tokens,
+            "postings": self.postings,
+            "ranges": self.ranges,
             "clusters": self.clusters,
-        }  # fmt: skip
+        }
         building.note("model", self.transformer.identity.to_dict())
         self.vectors(building, progress)
         for name, step in steps.items():
@@ -284,9 +286,12 @@ class _Work:
         if text is not None:
             try:
                 found = natural_ranges(
-                    self.transformer, self.ffns, text, n_texts=self.settings.n_texts,
+                    self.transformer,
+                    self.ffns,
+                    text,
+                    n_texts=self.settings.n_texts,
                     progress=progress,
-                )  # fmt: skip
+                )
             except (CannotFetch, BadText) as error:
                 if self.text is not None:
                     raise

@@ -87,10 +87,12 @@ class Mapped:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "relation": self.relation, **self.share.to_dict(), "control": self.control,
+            "relation": self.relation,
+            **self.share.to_dict(),
+            "control": self.control,
             "similar": self.similar,
             "examples": [[first.label, second.label] for first, second in self.examples],
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,16 @@ class HeadScores:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "name": self.name, "block": self.block, "head": self.head, "roles": list(self.roles),
-            "copies": self.copies.to_dict(), "suppresses": self.suppresses.to_dict(),
+            "name": self.name,
+            "block": self.block,
+            "head": self.head,
+            "roles": list(self.roles),
+            "copies": self.copies.to_dict(),
+            "suppresses": self.suppresses.to_dict(),
             "copied": [token.label for token in self.copied],
             "suppressed": [token.label for token in self.suppressed],
             "maps": [one.to_dict() for one in self.maps],
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,10 +209,11 @@ class HeadTable:
         """Plain JSON types."""
         kept = ("k", "n_sample", "n_tokens", "restricted", "centred", "relations", "left_out")
         return {
-            **{key: getattr(self, key) for key in kept}, **self.about,
+            **{key: getattr(self, key) for key in kept},
+            **self.about,
             "missing": {str(block): reason for block, reason in self.missing.items()},
             "heads": [head.to_dict() for head in self.heads],
-        }  # fmt: skip
+        }
 
     def to_pandas(self) -> Any:
         """A data frame with one line per head; mappings have a column of shares each."""
@@ -215,13 +222,16 @@ class HeadTable:
         return pandas.DataFrame(
             [
                 {
-                    "head": head.name, "block": head.block, "copies": head.copies.value,
-                    "suppresses": head.suppresses.value, "roles": " ".join(head.roles),
+                    "head": head.name,
+                    "block": head.block,
+                    "copies": head.copies.value,
+                    "suppresses": head.suppresses.value,
+                    "roles": " ".join(head.roles),
                     **{one.relation: one.share.value for one in head.maps},
                 }
                 for head in self.heads
             ]
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.weights import heads_html
@@ -280,10 +290,18 @@ def head_table(
             rows.append(scorer.score(heads, head))
             progress("heads", len(rows), total, unit="heads")
     return HeadTable(
-        tuple(rows), k, n_sample=len(drawn), n_tokens=len(ids), restricted=chosen is not None,
-        centred=centred, relations={one.name: len(one.firsts) for one in relations},
-        left_out=left_out, missing=missing, about=space.about(), words=space.words(),
-    )  # fmt: skip
+        tuple(rows),
+        k,
+        n_sample=len(drawn),
+        n_tokens=len(ids),
+        restricted=chosen is not None,
+        centred=centred,
+        relations={one.name: len(one.firsts) for one in relations},
+        left_out=left_out,
+        missing=missing,
+        about=space.about(),
+        words=space.words(),
+    )
 
 
 def _known_heads(space: Space, blocks: Sequence[int] | None) -> tuple[list[Heads], dict[int, str]]:
@@ -348,9 +366,14 @@ class _Scorer:
     """Ranks in the rows of W_VO that belong to sampled tokens and to first words of pairs."""
 
     def __init__(
-        self, space: Space, ids: Tensor, drawn: Tensor, relations: list[Relation], k: int,
+        self,
+        space: Space,
+        ids: Tensor,
+        drawn: Tensor,
+        relations: list[Relation],
+        k: int,
         centred: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.space, self.ids, self.drawn, self.k, self.centred = space, ids, drawn, k, centred
         self.relations = relations
         self.sources = torch.cat([ids[drawn], *(one.firsts for one in relations)])
@@ -377,9 +400,14 @@ class _Scorer:
             maps.append(self._mapped(number, part, columns))
             start += len(places)
         return HeadScores(
-            heads.block, head, share(int(copies.sum()), n), share(int(suppresses.sum()), n),
-            self._examples(copies), self._examples(suppresses), tuple(maps),
-        )  # fmt: skip
+            heads.block,
+            head,
+            share(int(copies.sum()), n),
+            share(int(suppresses.sum()), n),
+            self._examples(copies),
+            self._examples(suppresses),
+            tuple(maps),
+        )
 
     def _own_ranks(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Of each sampled token: how many tokens come before it, from above and from below."""

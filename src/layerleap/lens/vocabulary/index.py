@@ -61,11 +61,14 @@ class Vector:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "block": self.block, "neuron": self.neuron, "norm": self.norm,
+            "block": self.block,
+            "neuron": self.neuron,
+            "norm": self.norm,
             "promotes": [token.to_dict() for token in self.promotes],
             "suppresses": [token.to_dict() for token in self.suppresses],
-            "range": None if self.range is None else self.range.to_dict(), "cluster": self.cluster,
-        }  # fmt: skip
+            "range": None if self.range is None else self.range.to_dict(),
+            "cluster": self.cluster,
+        }
 
     def to_pandas(self) -> Any:
         """One line per end and rank."""
@@ -73,12 +76,17 @@ class Vector:
 
         return pandas.DataFrame(
             [
-                {"end": end, "rank": rank, "id": one.token.id, "token": one.token.label,
-                 "score": one.score}
+                {
+                    "end": end,
+                    "rank": rank,
+                    "id": one.token.id,
+                    "token": one.token.label,
+                    "score": one.score,
+                }
                 for end in ("promotes", "suppresses")
                 for rank, one in enumerate(getattr(self, end), 1)
             ]
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -94,10 +102,12 @@ class Neighbour:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "block": self.block, "neuron": self.neuron, "cosine": self.cosine,
+            "block": self.block,
+            "neuron": self.neuron,
+            "cosine": self.cosine,
             "promotes": [token.to_dict() for token in self.promotes],
             "suppresses": [token.to_dict() for token in self.suppresses],
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -122,11 +132,12 @@ class Cluster:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "number": self.number, "size": self.size,
+            "number": self.number,
+            "size": self.size,
             "promotes": [token.to_dict() for token in self.promotes],
             "suppresses": [token.to_dict() for token in self.suppresses],
             "members": [asdict(member) for member in self.members],
-        }  # fmt: skip
+        }
 
 
 class ConceptIndex:
@@ -183,9 +194,11 @@ class ConceptIndex:
         """Settings, counts and what is missing, as plain JSON types."""
         about = {key: value for key, value in self.file.about.items() if key != "format"}
         return {
-            "path": str(self.path), "vectors": self.n_vectors, **about,
+            "path": str(self.path),
+            "vectors": self.n_vectors,
+            **about,
             "blocks": [entry.to_dict() for entry in self.blocks],
-        }  # fmt: skip
+        }
 
     @checked
     def search(
@@ -205,8 +218,9 @@ class ConceptIndex:
             norm, cluster, *values = connection.execute(
                 "SELECT norm, cluster, low, mean, high, std, positive FROM vectors "
                 "LEFT JOIN members ON members.vector = vectors.id "
-                "LEFT JOIN ranges ON ranges.id = vectors.id WHERE vectors.id = ?", (number,)
-            ).fetchone()  # fmt: skip
+                "LEFT JOIN ranges ON ranges.id = vectors.id WHERE vectors.id = ?",
+                (number,),
+            ).fetchone()
             names = labels(connection, np.concatenate([end.ids for end in ends]))
         natural = None if values[0] is None else Range(*values)
         return Vector(block, neuron, norm, *_both_scored(ends, names), natural, cluster)
@@ -248,11 +262,12 @@ class ConceptIndex:
             names = labels(connection, (i for both in ends for ids in both for i in ids))
         return [
             Neighbour(
-                *self.file.neuron(other), round(float(cosines[other]), 6),
+                *self.file.neuron(other),
+                round(float(cosines[other]), 6),
                 *(tuple(names[id_] for id_ in ids) for ids in both),
             )
             for other, both in zip(order, ends, strict=True)
-        ]  # fmt: skip
+        ]
 
     @checked
     def clusters(self, *, top: int = 50, query: str | None = None) -> list[Cluster]:
@@ -286,13 +301,15 @@ class ConceptIndex:
             ends = End.unpacked(row[1]), End.unpacked(row[2])
             names = labels(connection, np.concatenate([end.ids for end in ends]))
             members = connection.execute(
-                "SELECT vector, cosine FROM members WHERE cluster = ? "
-                "ORDER BY cosine DESC, vector", (number,)
-            ).fetchall()  # fmt: skip
+                "SELECT vector, cosine FROM members WHERE cluster = ? ORDER BY cosine DESC, vector",
+                (number,),
+            ).fetchall()
         return Cluster(
-            number, row[0], *_both_scored(ends, names),
+            number,
+            row[0],
+            *_both_scored(ends, names),
             tuple(Member(*self.file.neuron(vector), cosine) for vector, cosine in members),
-        )  # fmt: skip
+        )
 
     def _need_clusters(self) -> None:
         if reason := self.file.about.get("no_clusters"):

@@ -133,12 +133,16 @@ class BlockReading:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "block": self.block, "style": self.style, "total_norm": self.total_norm,
+            "block": self.block,
+            "style": self.style,
+            "total_norm": self.total_norm,
             "stages": [stage.to_dict() for stage in self.stages],
             "updates": [update.to_dict() for update in self.updates],
-            "shown_share": self.shown_share, "bias_share": self.bias_share,
-            "rest_share": self.rest_share, "missing": self.missing,
-        }  # fmt: skip
+            "shown_share": self.shown_share,
+            "bias_share": self.bias_share,
+            "rest_share": self.rest_share,
+            "missing": self.missing,
+        }
 
 
 @dataclass(frozen=True)
@@ -182,10 +186,12 @@ class DominantNeurons:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "tokens": [token.to_dict() for token in self.tokens], "position": self.position,
-            "lens": self.lens, "blocks": [block.to_dict() for block in self.blocks],
+            "tokens": [token.to_dict() for token in self.tokens],
+            "position": self.position,
+            "lens": self.lens,
+            "blocks": [block.to_dict() for block in self.blocks],
             **({"notes": list(self.notes)} if self.notes else {}),
-        }  # fmt: skip
+        }
 
     def to_pandas(self) -> Any:
         """A data frame with one line per sub-update."""
@@ -194,8 +200,10 @@ class DominantNeurons:
         return pandas.DataFrame(
             [
                 {
-                    "block": update.block, "neuron": update.neuron,
-                    "coefficient": update.coefficient, "strength": update.strength,
+                    "block": update.block,
+                    "neuron": update.neuron,
+                    "coefficient": update.coefficient,
+                    "strength": update.strength,
                     "share": update.share,
                     "promotes": " ".join(s.token.label for s in update.promotes),
                     "suppresses": " ".join(s.token.label for s in update.suppresses),
@@ -203,7 +211,7 @@ class DominantNeurons:
                 for block in self.blocks
                 for update in block.updates
             ]
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.neurons import neurons_html
@@ -335,10 +343,11 @@ class Neurons:
         keep = torch.zeros(1, len(ids), dtype=torch.bool)
         keep[0, position] = True
         captured = transformer.capture(
-            padded(transformer, [ids]), keep=keep,
+            padded(transformer, [ids]),
+            keep=keep,
             layers={layer for block in chosen for layer in (block - 1, block)},
             sites=[(b, site) for b, place in places.items() for site in place.sites],
-        )  # fmt: skip
+        )
         readings = [
             self._block(place, captured, top=top, watch=watch, tokens=tokens)
             for place in places.values()

@@ -103,13 +103,23 @@ class Pairs:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        kept = ("head", "form", "offset", "n_tokens", "restricted", "centred", "identical",
-                "largest")  # fmt: skip
+        kept = (
+            "head",
+            "form",
+            "offset",
+            "n_tokens",
+            "restricted",
+            "centred",
+            "identical",
+            "largest",
+        )
         return {
-            **{key: getattr(self, key) for key in kept}, "roles": list(self.roles), **self.about,
+            **{key: getattr(self, key) for key in kept},
+            "roles": list(self.roles),
+            **self.about,
             "note": self.note,
             "pairs": [asdict(pair) for pair in self.pairs],
-        }  # fmt: skip
+        }
 
     def to_pandas(self) -> Any:
         """A data frame with one line per pair."""
@@ -118,13 +128,16 @@ class Pairs:
         return pandas.DataFrame(
             [
                 {
-                    "first": pair.first.label, "second": pair.second.label, "score": pair.score,
-                    "first_id": pair.first.id, "second_id": pair.second.id,
+                    "first": pair.first.label,
+                    "second": pair.second.label,
+                    "score": pair.score,
+                    "first_id": pair.first.id,
+                    "second_id": pair.second.id,
                 }
                 for pair in self.pairs
             ],
             columns=["first", "second", "score", "first_id", "second_id"],
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.weights import pairs_html
@@ -157,11 +170,20 @@ def head_pairs(
         for row, column, value in zip(*(part.tolist() for part in best), strict=True)
     )
     return Pairs(
-        str(address), form, shown, pairs, _grid(ids, best, rows, columns),
-        n_tokens=len(rows), restricted=chosen is not None, centred=centred, identical=identical,
-        largest=largest, about=space.about(), words=space.words(),
+        str(address),
+        form,
+        shown,
+        pairs,
+        _grid(ids, best, rows, columns),
+        n_tokens=len(rows),
+        restricted=chosen is not None,
+        centred=centred,
+        identical=identical,
+        largest=largest,
+        about=space.about(),
+        words=space.words(),
         note=_note(space, address, form),
-    )  # fmt: skip
+    )
 
 
 def chosen_tokens(space: Space, tokens: Sequence[int] | None) -> Tensor | None:

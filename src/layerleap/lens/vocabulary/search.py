@@ -33,11 +33,14 @@ from layerleap.lens.vocabulary.store import PROMOTED, SUPPRESSED
 from layerleap.lens.vocabulary.tokens import TokenLabel
 
 SIDES: dict[str, tuple[int, ...]] = {
-    "both": (PROMOTED, SUPPRESSED), "promoted": (PROMOTED,), "suppressed": (SUPPRESSED,),
-}  # fmt: skip
+    "both": (PROMOTED, SUPPRESSED),
+    "promoted": (PROMOTED,),
+    "suppressed": (SUPPRESSED,),
+}
 SIDE_NAMES: dict[int, Literal["promoted", "suppressed"]] = {
-    PROMOTED: "promoted", SUPPRESSED: "suppressed"
-}  # fmt: skip
+    PROMOTED: "promoted",
+    SUPPRESSED: "suppressed",
+}
 ENDS = {"promoted": "promotes", "suppressed": "suppresses"}  # the field of a match
 TIES = 2**24  # above any sum of places, so that it only decides between equal scores
 SHORTEST_PIECE = 3  # letters of the beginning that stands for a word without a token
@@ -72,19 +75,26 @@ class Match:
         """Plain JSON types."""
         ends = {key: getattr(self, key) for key in ("matched", "promotes", "suppresses")}
         return {
-            "block": self.block, "neuron": self.neuron, "score": self.score, "side": self.side,
+            "block": self.block,
+            "neuron": self.neuron,
+            "score": self.score,
+            "side": self.side,
             "partial": self.partial,
             **{key: [token.to_dict() for token in tokens] for key, tokens in ends.items()},
-        }  # fmt: skip
+        }
 
 
 class Matches(list[Match]):
     """The vectors that match a query, best first, and what became of its words."""
 
     def __init__(
-        self, query: str, found: Iterable[Match], missing: list[str], pieces: dict[str, str],
+        self,
+        query: str,
+        found: Iterable[Match],
+        missing: list[str],
+        pieces: dict[str, str],
         meant: dict[str, list[str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(found)
         self.meant = meant or {}  # by word that is not a token, tokens that resemble it
         self.query = query
@@ -110,10 +120,12 @@ class Matches(list[Match]):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "query": self.query, "missing": self.missing, "pieces": self.pieces,
+            "query": self.query,
+            "missing": self.missing,
+            "pieces": self.pieces,
             "meant": self.meant,
             "results": [match.to_dict() for match in self],
-        }  # fmt: skip
+        }
 
     def to_pandas(self) -> Any:
         """One line per vector; tokens as they are shown, separated by spaces."""
@@ -123,14 +135,16 @@ class Matches(list[Match]):
         return pandas.DataFrame(
             [
                 {
-                    "block": match.block, "neuron": match.neuron, "score": match.score,
+                    "block": match.block,
+                    "neuron": match.neuron,
+                    "score": match.score,
                     "side": match.side,
                     **{key: " ".join(t.label for t in getattr(match, key)) for key in tokens},
                 }
                 for match in self
             ],
             columns=["block", "neuron", "score", "side", *tokens],
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         first = ", ".join(f"{match.name} {match.score:.2f}" for match in self[:3])

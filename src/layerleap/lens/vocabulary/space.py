@@ -135,11 +135,13 @@ class Space:
         """The choices behind every score, as plain JSON types."""
         is_tied = self.source_name == "tied matrix"
         return {
-            "model": self.transformer.identity.name, "norms": self.norms, "inverse": self.inverse,
+            "model": self.transformer.identity.name,
+            "norms": self.norms,
+            "inverse": self.inverse,
             "read_through": self.source_name,
             "written_through": "tied matrix" if is_tied else "output matrix",
             "read_note": self.source_note,
-        }  # fmt: skip
+        }
 
     def words(self) -> str:
         """The choices in one line."""

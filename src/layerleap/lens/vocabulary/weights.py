@@ -82,9 +82,11 @@ class ParameterReading:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "name": self.name, **self.about, "missing": self.missing,
+            "name": self.name,
+            **self.about,
+            "missing": self.missing,
             "vectors": [asdict(vector) for vector in self.vectors],
-        }  # fmt: skip
+        }
 
     def to_pandas(self) -> Any:
         """A data frame with one line per vector, end and rank."""
@@ -92,13 +94,19 @@ class ParameterReading:
 
         return pandas.DataFrame(
             [
-                {"kind": one.kind, "end": words, "rank": rank, "id": scored.token.id,
-                 "token": scored.token.label, "score": scored.score}
+                {
+                    "kind": one.kind,
+                    "end": words,
+                    "rank": rank,
+                    "id": scored.token.id,
+                    "token": scored.token.label,
+                    "score": scored.score,
+                }
                 for one in self.vectors
                 for end, words in zip(("promotes", "suppresses"), one.words, strict=True)
                 for rank, scored in enumerate(getattr(one, end), 1)
             ]
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.weights import reading_html
@@ -188,9 +196,17 @@ class Weights:
             )
         with reporting(progress) as report:
             return head_pairs(
-                self.space, address, form, top=top, tokens=tokens, offset=offset,
-                identical=identical, centred=centred, largest=largest, progress=report,
-            )  # fmt: skip
+                self.space,
+                address,
+                form,
+                top=top,
+                tokens=tokens,
+                offset=offset,
+                identical=identical,
+                centred=centred,
+                largest=largest,
+                progress=report,
+            )
 
     @checked
     def heads(
@@ -218,9 +234,15 @@ class Weights:
         self._refresh()
         with reporting(progress) as report:
             return head_table(
-                self.space, k=k, sample=sample, tokens=tokens, blocks=blocks, centred=centred,
-                seed=seed, progress=report,
-            )  # fmt: skip
+                self.space,
+                k=k,
+                sample=sample,
+                tokens=tokens,
+                blocks=blocks,
+                centred=centred,
+                seed=seed,
+                progress=report,
+            )
 
     @checked
     def frequent(self, n: int, text: Any = None, *, progress: Progress | bool = True) -> list[int]:

@@ -41,9 +41,14 @@ class Axes:
     batches: bool = False  # several texts may share a pass: verified there too
 
     def fit(
-        self, block: int, name: Name, value: Any, rows: int, arrange: Arrange | None,
+        self,
+        block: int,
+        name: Name,
+        value: Any,
+        rows: int,
+        arrange: Arrange | None,
         fitted: dict[Any, Any],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """`value`, cut to the last `rows` queries, or rearranged for tokens that are not a chain.
 
         `fitted` holds the results for the same tensors in other blocks of this pass.

@@ -213,8 +213,9 @@ class Cursor:
         device = entry_device(self.transformer.model)
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([ids], device=device),
-            "past_key_values": self.cache, "use_cache": True,
-        }  # fmt: skip
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
         new = [] if tree is None else self._tree_positions(tree)
         self._positions = [*range(begin, self.length), *new]
         if self._takes_positions:

@@ -232,9 +232,10 @@ def _modules(model: nn.Module) -> list[nn.Linear]:
     modules = [
         module
         for module in model.modules()
-        if type(module) is nn.Linear and _is_plain(module)
+        if type(module) is nn.Linear
+        and _is_plain(module)
         and hooks.instance_forward(module) is None  # adapted or offloaded: it runs its own code
-    ]  # fmt: skip
+    ]
     largest = max(modules, key=lambda module: module.weight.numel(), default=None)
     return [one for one in modules if largest and one.weight.dtype == largest.weight.dtype]
 

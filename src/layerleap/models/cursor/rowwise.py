@@ -47,11 +47,16 @@ class RowByRow:
         self.n_split += 1
         rows = [
             function(
-                module, query[:, :, n : n + 1], key[:, :, keys], value[:, :, keys], None,
-                *args, **kwargs,
+                module,
+                query[:, :, n : n + 1],
+                key[:, :, keys],
+                value[:, :, keys],
+                None,
+                *args,
+                **kwargs,
             )[0]
             for n, keys in enumerate(self._keys)
-        ]  # fmt: skip
+        ]
         return torch.cat(rows, 1), None
 
 

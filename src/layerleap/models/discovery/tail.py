@@ -74,9 +74,13 @@ def find_tail(
 
 
 def _follow(
-    name: str, later: Sequence[Call], last_block: Call, logits: Tensor, caps: Sequence[float],
+    name: str,
+    later: Sequence[Call],
+    last_block: Call,
+    logits: Tensor,
+    caps: Sequence[float],
     paths: Sequence[str] | None,
-) -> tuple[Step, ...]:  # fmt: skip
+) -> tuple[Step, ...]:
     """The steps through these calls, each of which takes what the one before gave."""
     value, steps = last_block.gives, []
     assert value is not None

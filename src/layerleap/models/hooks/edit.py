@@ -375,9 +375,14 @@ class EditedModel:
         return self._acts(change)
 
     def _attend_instead(
-        self, applied: Applied, function: AttentionFunction, module: nn.Module, query: Tensor,
-        *args: Any, **kwargs: Any,
-    ) -> tuple[Any, Any]:  # fmt: skip
+        self,
+        applied: Applied,
+        function: AttentionFunction,
+        module: nn.Module,
+        query: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
         if self._pass is not None:
             applied.count(self._number, query.shape[0] * query.shape[2])
         return function(module, query, *args, **kwargs)

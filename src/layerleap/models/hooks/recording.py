@@ -79,9 +79,9 @@ class Recording(Brief):
         # A copy: some blocks add in place, and the state belongs to the caller.
         h = h.clone() if self.order is None else self.order.arrange(h)
         edited = edits_in_force(self.transformer.model)
-        running = nullcontext() if edited is None else edited.running(
-            replace(self.origin, block=start)
-        )  # fmt: skip
+        running = (
+            nullcontext() if edited is None else edited.running(replace(self.origin, block=start))
+        )
         with running:
             for call in self.calls[start:stop]:
                 h = call(h)

@@ -255,10 +255,20 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
         )
     norm = None if anatomy.style == "post-norm" else norm_before(split.call, calls)
     made = Heads(
-        block, n_heads, split.n_kv_heads, split.width, split.width, "none", split.values, outputs,
-        None, None, norm, _after(path, anatomy, last, calls),
+        block,
+        n_heads,
+        split.n_kv_heads,
+        split.width,
+        split.width,
+        "none",
+        split.values,
+        outputs,
+        None,
+        None,
+        norm,
+        _after(path, anatomy, last, calls),
         1.0 if anatomy.style == "post-norm" else anatomy.scale,
-    )  # fmt: skip
+    )
     return _with_scores(transformer, made, split, before, root, one, several)
 
 
@@ -321,9 +331,12 @@ def _with_scores(
         )
     turns = not projections.is_close(query, again[0])
     return replace(
-        made, queries=queries, keys=keys, d_head=seen[0].shape[-1],
+        made,
+        queries=queries,
+        keys=keys,
+        d_head=seen[0].shape[-1],
         positions="rotary" if turns else "none",
-    )  # fmt: skip
+    )
 
 
 def _measured_rotation(transformer: Transformer, attention: Heads, offset: int) -> Tensor:

@@ -29,9 +29,17 @@ from layerleap.models.weights.matrices import Rows, calls_inside, last_call, mat
 from layerleap.models.weights.neurons import feed_forward
 
 ACTIVATIONS = (
-    "silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid",
-    "mish", "linear",
-)  # fmt: skip
+    "silu",
+    "gelu",
+    "gelu_pytorch_tanh",
+    "relu",
+    "relu2",
+    "quick_gelu",
+    "tanh",
+    "sigmoid",
+    "mish",
+    "linear",
+)
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,14 @@ def _top(
 
 
 LOOKING = (
-    look.models, look.tasks, look.check, look.read, look.card, concepts.index, concepts.search,
-)  # fmt: skip
+    look.models,
+    look.tasks,
+    look.check,
+    look.read,
+    look.card,
+    concepts.index,
+    concepts.search,
+)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
 app.command()(grouped(align))

@@ -56,9 +56,16 @@ def index(
         tell(f"reads the neurons of {model}, {texts:,} sentences for their ranges, and clusters")
         transformer = loading.load(model)
         found = layerleap.index(
-            transformer, out_file, top=top, text=text, n_texts=texts, clusters=clusters, seed=seed,
-            tell=tell, progress=progress,
-        )  # fmt: skip
+            transformer,
+            out_file,
+            top=top,
+            text=text,
+            n_texts=texts,
+            clusters=clusters,
+            seed=seed,
+            tell=tell,
+            progress=progress,
+        )
     if json:
         print_json(found.to_dict())
         return

@@ -88,10 +88,16 @@ def evaluate(
         chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         sampling = replace(sampling_of(next(iter(banks.values()))), **chosen)
         evaluation = evaluate(
-            transformer, banks if len(banks) > 1 else [*banks.values()], text, sampling,
-            side=side, keep_fitted=keep_fitted or None,  # type: ignore[arg-type]  # checked there
-            starts=starts, n_texts=texts, progress=progress,
-        )  # fmt: skip
+            transformer,
+            banks if len(banks) > 1 else [*banks.values()],
+            text,
+            sampling,
+            side=side,
+            keep_fitted=keep_fitted or None,  # type: ignore[arg-type]  # checked there
+            starts=starts,
+            n_texts=texts,
+            progress=progress,
+        )
     if out_folder is not None:
         tell(f"page: {evaluation.report(out_folder)}")
     if json:

@@ -88,14 +88,23 @@ def fit(
         if work.exists():
             tell(f"continuing from the checkpoint {work}")
         how: dict[str, Any] = {
-            "starts": starts, "n_texts": texts, "pairs": pairs, "parts": parts, "checkpoint": work,
+            "starts": starts,
+            "n_texts": texts,
+            "pairs": pairs,
+            "parts": parts,
+            "checkpoint": work,
             "progress": progress,
-        }  # fmt: skip
+        }
         if part:
             tally = collect(
-                transformer, text, sampling, shard=part, choose_ridge=number == "auto",
-                solving=solving, **how,
-            )  # fmt: skip
+                transformer,
+                text,
+                sampling,
+                shard=part,
+                choose_ridge=number == "auto",
+                solving=solving,
+                **how,
+            )
             tally.save(out_folder)
             finish(work)
             out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")

@@ -143,11 +143,19 @@ def generate(
             progress = bars.enter_context(TerminalProgress())
             painter = None if json else _Painter(prompt, transformer.n_layers, bars.close)
             generation = generate(
-                transformer, prompt, bank=None if no_bank else bank or "default", strict=strict,
+                transformer,
+                prompt,
+                bank=None if no_bank else bank or "default",
+                strict=strict,
                 other_model=other_model,
-                compare=compare, edits=edits, on_token=painter, tell=tell, progress=progress,
-                **exits, **how,
-            )  # fmt: skip
+                compare=compare,
+                edits=edits,
+                on_token=painter,
+                tell=tell,
+                progress=progress,
+                **exits,
+                **how,
+            )
         if painter is not None:
             painter.end(str(generation.stats))
             for one in edits:

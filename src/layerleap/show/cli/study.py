@@ -25,7 +25,7 @@ from layerleap.show.cli.options import (
     grouped,
     parse_words,
     with_signature,
-)  # fmt: skip
+)
 from layerleap.show.cli.preflight import Check, run_checks
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.study import studies
@@ -41,12 +41,16 @@ Report = Annotated[
     preflight.extras("report", "matplotlib", "jinja2"),
 ]
 CHECKS = {
-    "text": Check(preflight.text), "starts": Check(preflight.text),
-    "bank": Check(preflight.bank), "tuned": Check(preflight.bank),
-}  # fmt: skip
+    "text": Check(preflight.text),
+    "starts": Check(preflight.text),
+    "bank": Check(preflight.bank),
+    "tuned": Check(preflight.bank),
+}
 SHARED = {
-    "model": Model, "out": Report, **{key: Annotated[str, one] for key, one in CHECKS.items()}
-}  # fmt: skip
+    "model": Model,
+    "out": Report,
+    **{key: Annotated[str, one] for key, one in CHECKS.items()},
+}
 SOME_FAILED = 3  # exit code of a study of which some sections could not run
 
 
@@ -117,9 +121,15 @@ def command_of(study: "Study[Any]") -> Any:
             options[each.name] = (Annotated[options[each.name][0], CHECKS[each.name]], default)
 
     def run(
-        model: str, out: Path, force: bool, quick: bool, loading: Loading, json: bool,
-        sections: str | None = None, **values: Any,
-    ) -> None:  # fmt: skip
+        model: str,
+        out: Path,
+        force: bool,
+        quick: bool,
+        loading: Loading,
+        json: bool,
+        sections: str | None = None,
+        **values: Any,
+    ) -> None:
         with clean_errors():
             unparsed = {k: v for k, v in values.items() if k not in parsers}
             typed = {k: values[k] for k in parsers if values[k]}
@@ -135,13 +145,25 @@ def command_of(study: "Study[Any]") -> Any:
     optional = [s for s in study.sections if not s.required]
     listed = ", ".join(f"{s.key} ({s.help})" if s.help else s.key for s in optional)
     common: dict[str, Any] = {
-        "out": (Report, Path("report")), "force": (Force, False),
-        "sections": (Annotated[str | None, typer.Option(help="Which optional sections to run, "
-                     f"separated by commas: {listed}; or 'none'. All by default.")], None),
-        "quick": (Annotated[bool, typer.Option("--quick", help="A first look: smaller defaults.")],
-                  False),
-        "loading": (Loading, None), "json": (Json, False),
-    }  # fmt: skip
+        "out": (Report, Path("report")),
+        "force": (Force, False),
+        "sections": (
+            Annotated[
+                str | None,
+                typer.Option(
+                    help="Which optional sections to run, "
+                    f"separated by commas: {listed}; or 'none'. All by default."
+                ),
+            ],
+            None,
+        ),
+        "quick": (
+            Annotated[bool, typer.Option("--quick", help="A first look: smaller defaults.")],
+            False,
+        ),
+        "loading": (Loading, None),
+        "json": (Json, False),
+    }
     if not optional:
         del common["sections"]
     parameters = {"model": (Model, inspect.Parameter.empty), **options, **common}
@@ -153,9 +175,15 @@ def command_of(study: "Study[Any]") -> Any:
 
 
 def _run(
-    study: "Study[Any]", model: Any, settings: Any, folder: Path, sections: list[str] | None,
-    *, quick: bool, json: bool,
-) -> None:  # fmt: skip
+    study: "Study[Any]",
+    model: Any,
+    settings: Any,
+    folder: Path,
+    sections: list[str] | None,
+    *,
+    quick: bool,
+    json: bool,
+) -> None:
     work = folder / ".work"
     if work.exists() and any(work.iterdir()):
         tell(f"continuing from what an earlier run left in {work}")

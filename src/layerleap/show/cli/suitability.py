@@ -59,9 +59,16 @@ def suitability(
             )
         sampling = cutting.sampling()
         settings = SuitabilitySettings(
-            text=text, tolerance=tolerance, delta=delta, n_fit=fit_texts, n_read=read_texts,
-            context=context, repeats=repeats, starts=starts, sampling=sampling,
-        )  # fmt: skip
+            text=text,
+            tolerance=tolerance,
+            delta=delta,
+            n_fit=fit_texts,
+            n_read=read_texts,
+            context=context,
+            repeats=repeats,
+            starts=starts,
+            sampling=sampling,
+        )
         for name in ("scipy", "sklearn"):
             need(name, "learn")
         first = f"fits maps of {model} on {fit_texts:,} texts, " if bank is None else ""
@@ -71,9 +78,12 @@ def suitability(
         transformer = loading.load(model)
         with TerminalProgress() as progress:
             result = run(
-                transformer, settings, bank=bank, work=cache_root() / "suitability",
+                transformer,
+                settings,
+                bank=bank,
+                work=cache_root() / "suitability",
                 progress=progress,
-            )  # fmt: skip
+            )
         if plan is not None:
             result.save_plan(plan)
             tell(f"plan: {plan}")

@@ -25,9 +25,13 @@ from layerleap.study.tables import GOOD_OR_BAD, Table as TableSpec
 COLOURS = {"good": "green", "bad": "red", "partly": "yellow", "open": "dim"}
 VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim", "loosened": "yellow"}
 SCORES = {
-    "precision@1": "P@1, %", "precision@5": "P@5, %", "precision@10": "P@10, %",
-    "surprisal": "surprisal", "kl": "KL", "r2": "R2",
-}  # fmt: skip
+    "precision@1": "P@1, %",
+    "precision@5": "P@5, %",
+    "precision@10": "P@10, %",
+    "surprisal": "surprisal",
+    "kl": "KL",
+    "r2": "R2",
+}
 
 
 def token_text(token: str) -> str:
@@ -260,11 +264,14 @@ def fits_table(rows: list[Row]) -> RenderableType:
     for row in rows:
         short = row["rank"] < row["width"]
         table.add_row(
-            str(row["src"]), f"{row['rows']:,}",
+            str(row["src"]),
+            f"{row['rows']:,}",
             Text(f"{row['rank']}/{row['width']}", style="bold red" if short else ""),
-            f"{row['condition']:.1e}", f"{row['ridge']:g}", f"{row['train_r2']:.3f}",
+            f"{row['condition']:.1e}",
+            f"{row['ridge']:g}",
+            f"{row['train_r2']:.3f}",
             f"{row['train_r2_id']:.3f}",
-        )  # fmt: skip
+        )
     short = [row for row in rows if row["rank"] < row["width"]]
     note = (
         f"{len(short)} of {len(rows)} fits are rank-deficient: the rows do not determine every "
@@ -291,10 +298,13 @@ def evaluation_table(evaluation: Evaluation, width: int = 80) -> RenderableType:
         rows = {(row["map"], row["metric"]): row for row in evaluation.at(layer)}
         for number, name in enumerate(evaluation.maps):
             cells = [
-                _score(rows[name, metric], [rows[one, metric] for one in evaluation.maps],
-                       is_wide or metric in ("precision@1", "kl"))
+                _score(
+                    rows[name, metric],
+                    [rows[one, metric] for one in evaluation.maps],
+                    is_wide or metric in ("precision@1", "kl"),
+                )
                 for metric in metrics
-            ]  # fmt: skip
+            ]
             is_end = number == len(evaluation.maps) - 1
             table.add_row("" if number else str(layer), name, *cells, end_section=is_end)
     legend = "bold: best of the layer; surprisal and KL in nats; all numbers: --json or -o"
@@ -323,10 +333,12 @@ def tuned_table(rows: list[Row]) -> RenderableType:
     for row in rows:
         needed = row["rows_needed"]
         table.add_row(
-            str(row["layer"]), f"{row['kl_closed']:.3f}", f"{row['kl_tuned']:.3f}",
+            str(row["layer"]),
+            f"{row['kl_closed']:.3f}",
+            f"{row['kl_tuned']:.3f}",
             *(f"{100 * row[f'agreement_{kind}']:.1f} %" for kind in ("closed", "tuned")),
             Text("never", style="yellow") if needed is None else f"{needed:,}",
-        )  # fmt: skip
+        )
     return table
 
 

@@ -161,9 +161,13 @@ def _mappings_table(heads: HeadTable, per_relation: int) -> RenderableType:
                 f"{first.label}->{second.label}" for first, second in one.examples[:2]
             )
             table.add_row(
-                "" if place else name, head.name, _share(one.share), f"{one.control:.0%}",
-                f"{one.similar:.0%}", Text(arrow),
-            )  # fmt: skip
+                "" if place else name,
+                head.name,
+                _share(one.share),
+                f"{one.control:.0%}",
+                f"{one.similar:.0%}",
+                Text(arrow),
+            )
         if not own:
             table.add_row(name, Text("none", style="dim"))
     legend = (

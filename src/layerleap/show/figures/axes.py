@@ -102,9 +102,13 @@ def legend_above(figure: Any, panels: Sequence[Any]) -> None:
     longest, width = max(map(len, entries)), figure.get_size_inches()[0]
     columns = max(1, min(len(entries), int(width * 13 / (longest + 8))))
     figure.legend(
-        list(entries.values()), list(entries), loc="outside upper left", ncols=columns,
-        fontsize=9.5, labelcolor=INK,
-    )  # fmt: skip
+        list(entries.values()),
+        list(entries),
+        loc="outside upper left",
+        ncols=columns,
+        fontsize=9.5,
+        labelcolor=INK,
+    )
 
 
 def zoom_in(axes: Any, low: float, high: float, points: Iterable[tuple[float, float]]) -> None:

@@ -17,11 +17,23 @@ from layerleap.extras import report_library
 INK, SOFT, GRID = "#1b2733", "#5b6875", "#e3e8ed"
 # The first few are Okabe and Ito's: distinct with every common kind of colour blindness.
 PALETTE = {
-    "blue": "#0072b2", "orange": "#d55e00", "green": "#009e73", "pink": "#cc79a7",
-    "olive": "#8a6d00", "sky": "#56b4e9", "black": "#4d4d4d", "yellow": "#f0e442",
-    "purple": "#4b2e83", "grey": "#9aa5b1", "pale": "#b8c2cc", "sand": "#f0c98d",
-    "amber": "#e08a1e", "soft": SOFT, "good": "#146c43", "bad": "#a4161a",
-}  # fmt: skip
+    "blue": "#0072b2",
+    "orange": "#d55e00",
+    "green": "#009e73",
+    "pink": "#cc79a7",
+    "olive": "#8a6d00",
+    "sky": "#56b4e9",
+    "black": "#4d4d4d",
+    "yellow": "#f0e442",
+    "purple": "#4b2e83",
+    "grey": "#9aa5b1",
+    "pale": "#b8c2cc",
+    "sand": "#f0c98d",
+    "amber": "#e08a1e",
+    "soft": SOFT,
+    "good": "#146c43",
+    "bad": "#a4161a",
+}
 FREE = ("green", "pink", "olive", "sky", "black", "purple")  # for lines without a colour
 DASHED = (0, (4, 1.6))
 # The layout is measured with DejaVu Sans, which comes with matplotlib and is wider than these.

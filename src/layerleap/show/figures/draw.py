@@ -52,8 +52,12 @@ def draw(figure: Figure, result: StudyResult) -> str | None:
     with canvas.drawing():
         layout = "compressed" if figure.kind == "heatmap" else "constrained"
         sheet = canvas.new_figure(width * columns + 0.5, height * lines + 0.2, layout)
-        grid = sheet.subplots(lines, columns, squeeze=False, sharey=figure.share_y and not
-                              figure.zoom and figure.y.scale != "category")  # fmt: skip
+        grid = sheet.subplots(
+            lines,
+            columns,
+            squeeze=False,
+            sharey=figure.share_y and not figure.zoom and figure.y.scale != "category",
+        )
         flat = list(grid.ravel())
         for axes in flat[len(by_panel) :]:
             axes.set_visible(False)
@@ -155,11 +159,17 @@ def _lines(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) 
             continue
         few = len(rows) <= MANY and line.marker
         axes.plot(
-            x, y, color=colour, linewidth=line.width, label=line.label, markersize=3.6, zorder=3,
+            x,
+            y,
+            color=colour,
+            linewidth=line.width,
+            label=line.label,
+            markersize=3.6,
+            zorder=3,
             marker=line.marker if few or line.style == "points" else None,
             linestyle={"dashed": canvas.DASHED, "points": ""}.get(line.style, "-"),
             clip_on=name in figure.lines and bool(figure.zoom),
-        )  # fmt: skip
+        )
         _intervals(axes, rows, line, colour)
 
 
@@ -197,14 +207,28 @@ def _dots(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
             if _has_interval(row) and line.band:
                 pair = [row["low"], row["high"]], [place] * 2
                 label, width = (_label(axes, line), 7) if thick else (None, 1.6)
-                axes.plot(*(pair if across else pair[::-1]), color=colour, zorder=2 if thick else 3,
-                          solid_capstyle="butt", linewidth=width, label=label)  # fmt: skip
+                axes.plot(
+                    *(pair if across else pair[::-1]),
+                    color=colour,
+                    zorder=2 if thick else 3,
+                    solid_capstyle="butt",
+                    linewidth=width,
+                    label=label,
+                )
             if not thick:
                 spot = (row["x"], place) if across else (place, row["y"])
                 fill = "white" if row.get("hollow") else colour
-                axes.plot(*spot, line.marker or "o", color=colour, markerfacecolor=fill,
-                          markersize=6, markeredgewidth=1.4, label=_label(axes, line), zorder=4,
-                          clip_on=False)  # fmt: skip
+                axes.plot(
+                    *spot,
+                    line.marker or "o",
+                    color=colour,
+                    markerfacecolor=fill,
+                    markersize=6,
+                    markeredgewidth=1.4,
+                    label=_label(axes, line),
+                    zorder=4,
+                    clip_on=False,
+                )
             if row.get("note"):
                 where = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
                 axes.text(1.01, place, row["note"], color=SOFT, **where)
@@ -246,9 +270,15 @@ def _heatmap(axes: Any, figure: Figure, panel: list[Row]) -> Any:
     extent = (xs[0] - 0.5, xs[-1] + 0.5, ys[0] - 0.5, ys[-1] + 0.5) if whole else None
     colours = matplotlib.colormaps["Blues" if figure.cell_form else "viridis"].resampled(128)
     mesh = axes.imshow(
-        numpy.ma.masked_invalid(values), origin="lower" if whole else "upper", extent=extent,
-        interpolation="none", cmap=colours, vmin=low, vmax=high, aspect="equal",
-    )  # fmt: skip
+        numpy.ma.masked_invalid(values),
+        origin="lower" if whole else "upper",
+        extent=extent,
+        interpolation="none",
+        cmap=colours,
+        vmin=low,
+        vmax=high,
+        aspect="equal",
+    )
     ticker = report_library("matplotlib.ticker")
     if whole:
         for axis in (axes.xaxis, axes.yaxis):
@@ -298,9 +328,10 @@ def draw_picture(study: Study[Any], result: StudyResult) -> bytes | None:
     shown = []
     for figure in (figures[key] for key in picture.figures):
         rows = [
-            row for row in figure_rows(figure, result)
+            row
+            for row in figure_rows(figure, result)
             if not (picture.lines and "line" in row) or row["line"] in picture.lines
-        ]  # fmt: skip
+        ]
         panels = {
             k: v for k, v in _panels(rows).items() if not picture.panels or k in picture.panels
         }
@@ -309,8 +340,9 @@ def draw_picture(study: Study[Any], result: StudyResult) -> bytes | None:
         return None
     with canvas.drawing():
         sheet = canvas.new_figure(12, 5.2)
-        grid = sheet.subplots(1, len(shown), width_ratios=picture.widths[: len(shown)],
-                              squeeze=False)[0]  # fmt: skip
+        grid = sheet.subplots(
+            1, len(shown), width_ratios=picture.widths[: len(shown)], squeeze=False
+        )[0]
         sheet.get_layout_engine().set(rect=(0.012, 0.06, 0.976, 0.76), wspace=0.07)
         for axes, (figure, name, panel, rows) in zip(grid, shown, strict=True):
             mesh = draw_panel(axes, figure, result, name, panel, rows)

@@ -17,12 +17,17 @@ def model_html(model: "Transformer") -> str:
     step_names = (step.path or step.kind for step in model.tail)
     unknown = sum(isinstance(anatomy, str) for anatomy in model.anatomy)
     facts = {
-        "class": type(model.model).__name__, "kind": model.kind, "layers": model.n_layers,
-        "d_model": model.d_model, "outputs": model.d_vocab, "first block": model.blocks[0],
-        "last block": model.blocks[-1], "tail": ", ".join(step_names),
+        "class": type(model.model).__name__,
+        "kind": model.kind,
+        "layers": model.n_layers,
+        "d_model": model.d_model,
+        "outputs": model.d_vocab,
+        "first block": model.blocks[0],
+        "last block": model.blocks[-1],
+        "tail": ", ".join(step_names),
         "sites of block 1": ", ".join(model.sites(1)) or "not known",
         "tokenizer": type(model.tokenizer).__name__ if model.tokenizer else "none",
-    }  # fmt: skip
+    }
     if unknown:
         facts["blocks of unknown parts"] = unknown
     return styled("about", table(model.identity.name, ("", ""), _cells(facts.items())))

@@ -43,14 +43,19 @@ def write_alignment(alignment: Alignment, path: Path) -> Path:
     """Write an alignment as a standalone page and return its path."""
     first = alignment.matchings[0]
     return write_page(
-        alignment_html(alignment), path, kicker="alignment",
+        alignment_html(alignment),
+        path,
+        kicker="alignment",
         title=("Which layers of", f"{alignment.a} and {alignment.b}", "correspond"),
         facts=(
             f"{len(first.blocks_a)} and {len(first.blocks_b)} blocks",
-            f"{alignment.n_tokens:,} tokens", f"{len(alignment.kinds)} kinds of vectors",
+            f"{alignment.n_tokens:,} tokens",
+            f"{len(alignment.kinds)} kinds of vectors",
         ),
-        text="", heading="Blocks matched one to one", lead=ALIGNMENT_LEAD,
-    )  # fmt: skip
+        text="",
+        heading="Blocks matched one to one",
+        lead=ALIGNMENT_LEAD,
+    )
 
 
 def difference_html(difference: Difference) -> str:
@@ -63,11 +68,15 @@ def write_difference(difference: Difference, path: Path) -> Path:
     """Write a difference as a standalone page and return its path."""
     moved = len(difference.blocks) - len(difference.unmoved)
     return write_page(
-        difference_html(difference), path, kicker="fine-tuning in words",
+        difference_html(difference),
+        path,
+        kicker="fine-tuning in words",
         title=("What changed from", f"{difference.base} to {difference.tuned}", ""),
         facts=(f"{moved} of {len(difference.blocks)} blocks moved",),
-        text="", heading="What moved, and towards which tokens", lead=DIFFERENCE_LEAD,
-    )  # fmt: skip
+        text="",
+        heading="What moved, and towards which tokens",
+        lead=DIFFERENCE_LEAD,
+    )
 
 
 def _summary(alignment: Alignment) -> str:
@@ -248,9 +257,10 @@ def _neurons(difference: Difference) -> str:
 
     heads = ["neuron", "vector", "displacement", "relative", "cosine to base"]
     return table(
-        "Neurons that moved most, by kind", [*heads, "promotes", "suppresses"],
+        "Neurons that moved most, by kind",
+        [*heads, "promotes", "suppresses"],
         map(row, difference.neurons),
-    )  # fmt: skip
+    )
 
 
 def _words(one: HeadChange | NeuronChange) -> tuple[str, str]:

@@ -13,9 +13,13 @@ from layerleap.show.html.page import lens_title, notes_html, styled, write_page
 from layerleap.study.figures import LENSES, Axis, Figure, Line, short
 
 TITLES = {
-    "precision@1": "Precision@1", "precision@5": "Precision@5", "precision@10": "Precision@10",
-    "surprisal": "Surprisal, nats", "kl": "KL, nats", "r2": "R\u00b2",
-}  # fmt: skip
+    "precision@1": "Precision@1",
+    "precision@5": "Precision@5",
+    "precision@10": "Precision@10",
+    "surprisal": "Surprisal, nats",
+    "kl": "KL, nats",
+    "r2": "R\u00b2",
+}
 DRAWN = ("precision@1", "kl", "r2")
 LEAD = (
     "Precision@k: how often a map's top token is among the model's top k. Surprisal: -ln of the "
@@ -42,14 +46,19 @@ def evaluation_figure(evaluation: Evaluation) -> str:
 
     rows = [
         {
-            "x": row["layer"], "y": row["value"], "low": row["low"], "high": row["high"],
-            "panel": TITLES[metric], "line": row["map"], "rows": row["rows"],
+            "x": row["layer"],
+            "y": row["value"],
+            "low": row["low"],
+            "high": row["high"],
+            "panel": TITLES[metric],
+            "line": row["map"],
+            "rows": row["rows"],
             "documents": row["documents"],
         }
         for metric in DRAWN
         for row in evaluation.scores
         if row["metric"] == metric and row["layer"] < evaluation.n_layers
-    ]  # fmt: skip
+    ]
     title = f"Scores on {evaluation.text}"
     # The logit lens is far off in early layers, and would squash everything else.
     worst = max(row["y"] for row in rows if row["panel"] == TITLES["kl"] and row["line"] != "id")
@@ -77,14 +86,20 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
         with whole_file(folder / "evaluation.svg") as temporary:
             temporary.write_text(evaluation_figure(evaluation), encoding="utf8")
     return write_page(
-        body, folder / "evaluation.html", kicker="evaluation",
+        body,
+        folder / "evaluation.html",
+        kicker="evaluation",
         title=("How well shortcuts predict", evaluation.model["name"], ""),
         facts=(
-            f"{evaluation.n_layers} layers", f"{evaluation.n_rows:,} rows",
-            f"{evaluation.n_documents:,} documents", *map(lens_title, evaluation.maps),
+            f"{evaluation.n_layers} layers",
+            f"{evaluation.n_rows:,} rows",
+            f"{evaluation.n_documents:,} documents",
+            *map(lens_title, evaluation.maps),
         ),
-        text=evaluation.text, heading="Scores by layer", lead=LEAD,
-    )  # fmt: skip
+        text=evaluation.text,
+        heading="Scores by layer",
+        lead=LEAD,
+    )
 
 
 def _table(evaluation: Evaluation) -> str:

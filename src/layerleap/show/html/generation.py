@@ -53,15 +53,19 @@ def write_generation(generation: Generation, model: str, path: Path) -> Path:
     )
     drafted = " Underlined tokens were drafted, then verified." if any(stats.drafted) else ""
     return write_page(
-        generation_html(generation.to_dict()), path, kicker="generated text",
+        generation_html(generation.to_dict()),
+        path,
+        kicker="generated text",
         title=("What", model, "wrote"),
         facts=(
-            f"{stats.n_layers} layers", f"{stats.tokens} tokens",
+            f"{stats.n_layers} layers",
+            f"{stats.tokens} tokens",
             *(f"{key}: {value}" for key, value in generation.how.items()),
         ),
-        text=generation.prompt, lead=lead + drafted,
+        text=generation.prompt,
+        lead=lead + drafted,
         heading="Where each token was read" if is_early else "Continuation",
-    )  # fmt: skip
+    )
 
 
 def live_display(first: Generation) -> Any:

@@ -70,7 +70,10 @@ def _update(update: SubUpdate) -> str:
         for end in (update.promotes, update.suppresses)
     )
     values = (
-        update.name, f"{update.coefficient:+.3g}", f"{update.strength:.3g}", f"{update.share:.1%}",
+        update.name,
+        f"{update.coefficient:+.3g}",
+        f"{update.strength:.3g}",
+        f"{update.share:.1%}",
         *ends,
-    )  # fmt: skip
+    )
     return f"<tr>{''.join(f'<td>{value}</td>' for value in values)}</tr>"

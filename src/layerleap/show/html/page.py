@@ -67,14 +67,23 @@ def write_page(
     """
     before, name, after = title
     about = f": {text}" if text else ""
-    plain = {"kicker": kicker, "before": before, "name": name, "after": after, "about": about,
-             "heading": heading, "lead": lead}  # fmt: skip
+    plain = {
+        "kicker": kicker,
+        "before": before,
+        "name": name,
+        "after": after,
+        "about": about,
+        "heading": heading,
+        "lead": lead,
+    }
     given = f'<h2>Text</h2>\n<p class="given">{html.escape(text)}</p>' if text else ""
     page = Template(_asset("html", "page.html")).substitute(
         {key: html.escape(value) for key, value in plain.items()},
         facts="".join(f"<li>{html.escape(fact)}</li>" for fact in facts),
-        style=_asset("report", "report.css"), body=body, given=given,
-    )  # fmt: skip
+        style=_asset("report", "report.css"),
+        body=body,
+        given=given,
+    )
     with whole_file(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf8")
     return Path(path)

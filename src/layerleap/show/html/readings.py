@@ -33,13 +33,16 @@ def _link(readings: Readings) -> str:
 def write_readings(readings: Readings, model: str, text: str, path: Path) -> Path:
     """Write readings as a standalone page and return its path."""
     return write_page(
-        readings_html(readings, linked=False), path, kicker="readings",
+        readings_html(readings, linked=False),
+        path,
+        kicker="readings",
         title=("What", model, "is about to say"),
         facts=(f"{readings.n_layers} layers", f"{len(readings.positions)} positions"),
-        text=text, heading="Layer by layer",
+        text=text,
+        heading="Layer by layer",
         lead="One column per token of the text: what each layer would predict next. Hover over a "
         "cell to see its top tokens.",
-    )  # fmt: skip
+    )
 
 
 def _grid(readings: Readings, name: str, track: Track) -> str:

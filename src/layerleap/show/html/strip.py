@@ -27,17 +27,22 @@ def strip_html(strip: Strip) -> str:
 def write_strip(strip: Strip, model: str, text: str, path: Path) -> Path:
     """Write a strip as a standalone page and return its path."""
     return write_page(
-        strip_html(strip), path, kicker="saturation layers",
+        strip_html(strip),
+        path,
+        kicker="saturation layers",
         title=("Where", model, "makes up its mind"),
         facts=(
-            f"{strip.n_layers} layers", f"ranks 1 to {strip.k}", f"{len(strip.positions)} positions"
+            f"{strip.n_layers} layers",
+            f"ranks 1 to {strip.k}",
+            f"{len(strip.positions)} positions",
         ),
-        text=text, heading="From which layer on each token keeps its rank",
+        text=text,
+        heading="From which layer on each token keeps its rank",
         lead=f"Below each token of the text are the {strip.k} tokens that the model finds most "
         "likely to come next, best first. The number is the layer from which that token has this "
         f"rank and keeps it: layer 0 is the input, layer {strip.n_layers} the finished prediction. "
         "Darker means decided earlier.",
-    )  # fmt: skip
+    )
 
 
 def _card(row: Row, n_layers: int) -> str:

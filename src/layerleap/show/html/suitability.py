@@ -37,9 +37,11 @@ def _rule(row: Outcome, n_layers: int, is_chosen: bool) -> str:
         verified, time = row.verified, row.time
         interval = "" if time.low is None else f" ({time.low:.2f} to {time.high:.2f})"
         cells = [
-            f"{verified.saved:.1f} of {n_layers}", f"{100 * verified.disagreement:.1f} %",
-            f"{row.flops:.2f}", f"{time.value:.2f}{interval}",
-        ]  # fmt: skip
+            f"{verified.saved:.1f} of {n_layers}",
+            f"{100 * verified.disagreement:.1f} %",
+            f"{row.flops:.2f}",
+            f"{time.value:.2f}{interval}",
+        ]
     named = [row.candidate.map, row.candidate.rule, row.candidate.where]
     style = ' style="font-weight:700"' if is_chosen else ""
     return f"<tr{style}>{''.join(f'<td>{cell}</td>' for cell in [*named, *cells])}</tr>"

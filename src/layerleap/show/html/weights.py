@@ -182,10 +182,13 @@ def write_weights(
     """Write results as a standalone page and return its path; `name` is what was read."""
     about = results[0].about
     return write_page(
-        "".join(one._repr_html_() for one in results), path, kicker="weights",
+        "".join(one._repr_html_() for one in results),
+        path,
+        kicker="weights",
         title=("What", about["model"], "says in its weights"),
         facts=(name, f"inverse: {about['inverse']}", f"norms: {about['norms']}"),
-        text="", heading="Parameters as tokens",
+        text="",
+        heading="Parameters as tokens",
         lead="Read from the weights alone, without running the model. Hover over a token to see "
         "its id.",
-    )  # fmt: skip
+    )

@@ -78,18 +78,25 @@ def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
     )
     names = {"model": result.model["name"], "text": result.settings.get("text") or ""}
     page: str = environment.from_string(_asset("macros.html.j2") + _asset("page.html.j2")).render(
-        study=study, result=result, model=result.model, title=study.title.format(**names),
-        about=list(study.about(result)), boxes=list(study.boxes(result)),
+        study=study,
+        result=result,
+        model=result.model,
+        title=study.title.format(**names),
+        about=list(study.about(result)),
+        boxes=list(study.boxes(result)),
         tiles=list(study.tiles(result)),
         sections=[values for s in study.sections if (values := _section(s, result))],
-        claims=cells_of(CLAIMS, result), untested=cells_of(UNTESTED, result),
+        claims=cells_of(CLAIMS, result),
+        untested=cells_of(UNTESTED, result),
         data=cells_of(DATA, result),
         files=list(csv_files(result)),
         # Style and script are our own files: trusted, not escaped.
-        style=markup(_asset("report.css")), script=markup(script), markup=markup,
+        style=markup(_asset("report.css")),
+        script=markup(script),
+        markup=markup,
         # The page's security policy knows our script by this; any other script is refused.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )  # fmt: skip
+    )
     return page
 
 

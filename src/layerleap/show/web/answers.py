@@ -20,10 +20,15 @@ from layerleap.show.web.worker import Busy, Emit, Frame, Job, ShouldStop, Work, 
 NDJSON = "application/x-ndjson"
 # The system's table of types may lack these or have others; modules need an exact type.
 TYPES = {
-    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml", ".png": "image/png",
-    ".json": "application/json", ".woff2": "font/woff2", ".ico": "image/x-icon",
-}  # fmt: skip
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".json": "application/json",
+    ".woff2": "font/woff2",
+    ".ico": "image/x-icon",
+}
 
 
 def refusal(status: int, sentence: str, **more: Any) -> JSONResponse:

@@ -30,9 +30,12 @@ from layerleap.show.web.worker import Busy, Worker
 STATIC = Path(__file__).with_name("static")
 # Newer versions of FastAPI can send traces of requests elsewhere; prompts stay on this machine.
 UNSEEN: Any = {
-    "tracing": False, "metrics": False, "logs": False, "operation_spans": False,
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
     "auto_configure": False,
-}  # fmt: skip
+}
 WORDS = {404: "there is nothing at this address", 405: "this address does not take this method"}
 
 
@@ -84,10 +87,15 @@ def create_app(
 
     # The pages of /docs fetch scripts from elsewhere; the schema itself stays.
     app = FastAPI(
-        title="layerleap debug", version=layerleap.__version__, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", lifespan=lifespan, telemetry=UNSEEN,
+        title="layerleap debug",
+        version=layerleap.__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        lifespan=lifespan,
+        telemetry=UNSEEN,
         default_response_class=Json,
-    )  # fmt: skip
+    )
     for routes in (model_routes, vector_routes, weight_routes, index_routes, saved_routes):
         app.include_router(routes(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
@@ -104,9 +112,10 @@ async def _invalid(_: Request, error: Any) -> Response:
     if first["type"] == "string_too_long":
         name, most = first["loc"][-1], first["ctx"]["max_length"]
         return refusal(
-            422, f"the {name} has {len(first['input']):,} characters, but at most {most:,} can be "
-            "read; shorten it"
-        )  # fmt: skip
+            422,
+            f"the {name} has {len(first['input']):,} characters, but at most {most:,} can be "
+            "read; shorten it",
+        )
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     what = first["msg"].removeprefix("Value error, ")
     return refusal(422, f"{where}: {what}" if where else what)

@@ -38,21 +38,41 @@ class Engine(Protocol):
         """Output tokens that a typed text may mean."""
 
     def trace(
-        self, ids: Sequence[int], *, lens: str, watch: int | None, edits: Sequence[str], top: int,
-        follow: Sequence[int], selected: int | None, should_stop: ShouldStop,
-    ) -> Iterator[Json]:  # fmt: skip
+        self,
+        ids: Sequence[int],
+        *,
+        lens: str,
+        watch: int | None,
+        edits: Sequence[str],
+        top: int,
+        follow: Sequence[int],
+        selected: int | None,
+        should_stop: ShouldStop,
+    ) -> Iterator[Json]:
         """Frames of a reading at every layer and position; `follow` is read in each of them."""
 
     def cell(
-        self, ids: Sequence[int], *, block: int, position: int, lens: str, watch: int | None,
-        edits: Sequence[str], top: int,
-    ) -> Json:  # fmt: skip
+        self,
+        ids: Sequence[int],
+        *,
+        block: int,
+        position: int,
+        lens: str,
+        watch: int | None,
+        edits: Sequence[str],
+        top: int,
+    ) -> Json:
         """One block at one position."""
 
     def generate(
-        self, ids: Sequence[int], *, edits: Sequence[str], max_new_tokens: int, on_token: OnToken,
+        self,
+        ids: Sequence[int],
+        *,
+        edits: Sequence[str],
+        max_new_tokens: int,
+        on_token: OnToken,
         should_stop: ShouldStop,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Continue a prompt."""
 
     def check_edits(self, edits: Sequence[str]) -> None:
@@ -99,9 +119,13 @@ class ModelEngine:
     """The engine of one model."""
 
     def __init__(
-        self, debugger: "Debugger", missing: str | None = None, bank: str | None = None,
-        find_index: Callable[[], Any] = lambda: None, can_build: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        debugger: "Debugger",
+        missing: str | None = None,
+        bank: str | None = None,
+        find_index: Callable[[], Any] = lambda: None,
+        can_build: bool = False,
+    ) -> None:
         """Wrap a debugger.
 
         Args:
@@ -127,13 +151,15 @@ class ModelEngine:
         known = debugger.index is not None
         return {
             **debugger.describe(),
-            "fingerprint": debugger.transformer.identity.fingerprint, "bank": self.bank,
+            "fingerprint": debugger.transformer.identity.fingerprint,
+            "bank": self.bank,
             "index": {
-                "ready": known, "reason": None if known else self.missing,
+                "ready": known,
+                "reason": None if known else self.missing,
                 "vectors": debugger.index.n_vectors if known else None,
                 "buildable": self._can_build and any(b["n_neurons"] for b in debugger.blocks),
             },
-        }  # fmt: skip
+        }
 
     def tokens(self, text: str) -> list[Json]:
         """A text cut into tokens; none for an empty one."""
@@ -157,17 +183,25 @@ class ModelEngine:
         names: dict[int, Json] = {}
         after = cell.pop("after")
         answer = {
-            "block": block, "position": cell["position"], "token": cell["token"],
-            **_reading(cell, names), "names": names,
-        }  # fmt: skip
+            "block": block,
+            "position": cell["position"],
+            "token": cell["token"],
+            **_reading(cell, names),
+            "names": names,
+        }
         if after is not None:
             answer["after"] = {**answer, **_reading(after, names)}
         return answer
 
     def generate(
-        self, ids: Sequence[int], *, edits: Sequence[str], max_new_tokens: int, on_token: OnToken,
+        self,
+        ids: Sequence[int],
+        *,
+        edits: Sequence[str],
+        max_new_tokens: int,
+        on_token: OnToken,
         should_stop: ShouldStop,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Continue a prompt."""
         from layerleap.lens.vocabulary.tokens import output_label
 
@@ -175,9 +209,12 @@ class ModelEngine:
             on_token(output_label(self.debugger.transformer, token).to_dict(), piece)
 
         self.debugger.generate(
-            ids, edits=edits, max_new_tokens=max_new_tokens, on_token=report,
+            ids,
+            edits=edits,
+            max_new_tokens=max_new_tokens,
+            on_token=report,
             should_stop=should_stop,
-        )  # fmt: skip
+        )
 
     def check_edits(self, edits: Sequence[str]) -> None:
         """Raise an error if an edit cannot be read or does not fit the model."""
@@ -209,7 +246,7 @@ class ModelEngine:
         return {
             "keys": [{key: vector[key] for key in kept} for vector in keys],
             "reason": reading.missing.get("key"),
-        }  # fmt: skip
+        }
 
     def heads(self, block: int) -> Json:
         """How many heads a block has, and why their scores cannot be read, if so."""
@@ -223,15 +260,21 @@ class ModelEngine:
         """The strongest token pairs of a head, among the first tokens of the vocabulary."""
         transformer = self.debugger.transformer
         pairs = self._weights.pairs(
-            f"L{block}.H{head}", form=form, offset=offset, top=top, progress=False,
+            f"L{block}.H{head}",
+            form=form,
+            offset=offset,
+            top=top,
+            progress=False,
             tokens=range(min(transformer.d_vocab, PAIR_TOKENS)),
-        )  # fmt: skip
+        )
         rows = pairs.to_dict()
         some = f"the {pairs.n_tokens:,} lowest ids; " if pairs.restricted else ""
         return {
-            "title": pairs.title, "legend": some + pairs.legend(), "roles": rows["roles"],
+            "title": pairs.title,
+            "legend": some + pairs.legend(),
+            "roles": rows["roles"],
             "pairs": rows["pairs"],
-        }  # fmt: skip
+        }
 
     @cached_property
     def _weights(self) -> Any:
@@ -308,10 +351,11 @@ def _stage(stage: Json, names: dict[int, Json]) -> Json:
     for each in (*stage["top"], *([watched] if watched else [])):
         names[each["token"]["id"]] = each["token"]
     return {
-        "where": stage["where"], "layer": stage["layer"],
+        "where": stage["where"],
+        "layer": stage["layer"],
         "top": [[each["token"]["id"], each["prob"], each["climbed"]] for each in stage["top"]],
         "watch": None if watched is None else [watched["prob"], watched["rank"] + 1],
-    }  # fmt: skip
+    }
 
 
 def _neurons(cell: Json) -> Json:

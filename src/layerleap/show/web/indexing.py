@@ -62,7 +62,7 @@ class IndexBuilder:
                 "share": None if cost is None else min(1.0, self._spent / max(cost.total, 1e-9)),
                 "megabytes": None if cost is None else cost.megabytes,
                 **self._progress,
-            }  # fmt: skip
+            }
 
     def _seconds_left(self, cost: "IndexCost") -> float:
         left = max(0.0, cost.total - self._spent)

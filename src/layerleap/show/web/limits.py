@@ -42,6 +42,9 @@ class Limits:
     def to_dict(self) -> dict[str, int]:
         """Those that the page shows."""
         return {
-            "tokens": self.tokens, "edits": self.edits, "new_tokens": self.new_tokens,
-            "top": self.top, "follow": self.follow,
-        }  # fmt: skip
+            "tokens": self.tokens,
+            "edits": self.edits,
+            "new_tokens": self.new_tokens,
+            "top": self.top,
+            "follow": self.follow,
+        }

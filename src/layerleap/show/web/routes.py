@@ -46,9 +46,10 @@ class Questions:
     def model(self) -> dict[str, Any]:
         """The model, its blocks and lenses, and the limits on requests."""
         return {
-            **self.engine.describe(), "limits": self.limits.to_dict(),
+            **self.engine.describe(),
+            "limits": self.limits.to_dict(),
             "version": layerleap.__version__,
-        }  # fmt: skip
+        }
 
     def tokens(self, body: ask.Text) -> dict[str, Any]:
         """A text cut into tokens."""
@@ -72,16 +73,27 @@ class Questions:
 
     def _trace(self, body: ask.Trace, emit: Emit, should_stop: ShouldStop) -> None:
         for frame in self.engine.trace(
-            self._prompt(body.input), lens=body.lens, watch=body.watch, edits=body.edits,
-            top=body.top, follow=body.follow, selected=body.selected, should_stop=should_stop,
-        ):  # fmt: skip
+            self._prompt(body.input),
+            lens=body.lens,
+            watch=body.watch,
+            edits=body.edits,
+            top=body.top,
+            follow=body.follow,
+            selected=body.selected,
+            should_stop=should_stop,
+        ):
             emit(frame)
 
     def _cell(self, body: ask.Cell) -> dict[str, Any]:
         reading = self.engine.cell(
-            self._prompt(body.input), block=body.block, position=body.position, lens=body.lens,
-            watch=body.watch, edits=body.edits, top=body.top,
-        )  # fmt: skip
+            self._prompt(body.input),
+            block=body.block,
+            position=body.position,
+            lens=body.lens,
+            watch=body.watch,
+            edits=body.edits,
+            top=body.top,
+        )
         for side in (reading, reading.get("after") or {}):
             updates = (side.get("neurons") or {}).get("updates", [])
             names = self.store.names((body.block, each["neuron"]) for each in updates)
@@ -117,9 +129,12 @@ class Questions:
             emit({"frame": "token", "side": side, **shown})
 
         self.engine.generate(
-            ids, edits=body.edits if side == "edited" else [], on_token=on_token,
-            max_new_tokens=body.max_new_tokens, should_stop=should_stop,
-        )  # fmt: skip
+            ids,
+            edits=body.edits if side == "edited" else [],
+            on_token=on_token,
+            max_new_tokens=body.max_new_tokens,
+            should_stop=should_stop,
+        )
         seconds = time.perf_counter() - started
         emit({"frame": "done", "side": side, "text": "".join(pieces), "seconds": seconds})
 

@@ -76,10 +76,16 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, listening: socket.socket) -> None:
         super().__init__(
             uvicorn.Config(
-                app, log_level="error", access_log=False, ws="none", proxy_headers=False,
-                server_header=False, timeout_graceful_shutdown=PATIENCE, lifespan="on",
+                app,
+                log_level="error",
+                access_log=False,
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=PATIENCE,
+                lifespan="on",
             )
-        )  # fmt: skip
+        )
         self.listening = listening
         self._thread: threading.Thread | None = None
 

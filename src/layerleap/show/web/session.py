@@ -192,9 +192,12 @@ def open_engine(
     if index is False:
         return ModelEngine(debugger, missing, source)
     return ModelEngine(
-        debugger, missing, source, lambda: _find_index(model, None, tell, progress)[0],
+        debugger,
+        missing,
+        source,
+        lambda: _find_index(model, None, tell, progress)[0],
         can_build=True,
-    )  # fmt: skip
+    )
 
 
 def _find_index(

@@ -62,9 +62,11 @@ def vector_routes(served: "Served") -> APIRouter:
         matches = engine.search(q, top=top, side=side, space=space)
         took = (time.perf_counter() - started) * 1000
         return {
-            "query": q, "results": named(matches["results"]), "notes": matches["notes"],
+            "query": q,
+            "results": named(matches["results"]),
+            "notes": matches["notes"],
             "milliseconds": round(took, 3),
-        }  # fmt: skip
+        }
 
     @routes.get("/clusters")
     def clusters(q: Words | None = None, top: Top = 50) -> dict[str, Any]:

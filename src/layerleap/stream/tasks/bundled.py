@@ -38,9 +38,13 @@ def bundled(name: str) -> Task:
     """The bundled task of that name."""
     if name == REVIEWS:
         return make_task(
-            name, _reviews(), "classes", template="Review: {text}\nSentiment:", separator="\n\n",
+            name,
+            _reviews(),
+            "classes",
+            template="Review: {text}\nSentiment:",
+            separator="\n\n",
             says="a short film review to its verdict",
-        )  # fmt: skip
+        )
     entry = _facts()[name]
     kind = "classes" if "classes" in entry else "mapping"
     return make_task(name, _pairs(entry), kind, says=entry["says"])  # type: ignore[arg-type]

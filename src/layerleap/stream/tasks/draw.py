@@ -90,9 +90,13 @@ def draw(
     shown, rest = order[:demonstrations], order[demonstrations:]
     random.Random(seed + 1).shuffle(rest)  # balancing put rare classes first
     return Draw(
-        seed, encoded.task.kind, tuple(shown), tuple(rest[:queries]), tuple(held_back),
+        seed,
+        encoded.task.kind,
+        tuple(shown),
+        tuple(rest[:queries]),
+        tuple(held_back),
         tuple(rest[queries:]),
-    )  # fmt: skip
+    )
 
 
 def _balanced(pieces: Sequence[Piece]) -> list[Piece]:

@@ -79,9 +79,13 @@ class EncodedTask(Brief):
 
 
 def encode(
-    transformer: "Transformer", task: Task, *, answers: Answers = "token", bos: bool | None = None,
+    transformer: "Transformer",
+    task: Task,
+    *,
+    answers: Answers = "token",
+    bos: bool | None = None,
     can_score: bool = True,
-) -> EncodedTask:  # fmt: skip
+) -> EncodedTask:
     """The task in the tokens of a model.
 
     Of a mapping, examples whose answers have several tokens are left out if one is wanted; of a
@@ -126,9 +130,15 @@ def encode(
         labels.setdefault(piece.label, piece.answer)
     _require_different(task, labels)
     return EncodedTask(
-        task, transformer.identity.name, start, _separator(transformer, task),
-        tuple(kept), labels, len(pieces) - len(kept), longest_input(transformer),
-    )  # fmt: skip
+        task,
+        transformer.identity.name,
+        start,
+        _separator(transformer, task),
+        tuple(kept),
+        labels,
+        len(pieces) - len(kept),
+        longest_input(transformer),
+    )
 
 
 def require_decoder(transformer: "Transformer") -> None:

@@ -87,9 +87,14 @@ class Task:
     def to_dict(self) -> dict[str, Any]:
         """What it is, without its examples, as plain JSON values."""
         return {
-            "task": self.name, "says": self.says, "kind": self.kind, "template": self.template,
-            "examples": len(self.examples), "labels": len(self.labels), "digest": self.digest,
-        }  # fmt: skip
+            "task": self.name,
+            "says": self.says,
+            "kind": self.kind,
+            "template": self.template,
+            "examples": len(self.examples),
+            "labels": len(self.labels),
+            "digest": self.digest,
+        }
 
 
 def make_task(

@@ -26,8 +26,11 @@ from layerleap.lens.intervals import POSITIVE, Documents, Estimate, mean_interva
 from layerleap.progress import Progress, silent
 
 RULES = (("id", "gap"), ("mat", "gap"), ("mat", "entropy"), ("mat", "learned"))
-RULE_NAMES = {"gap": "the paper's gap rule", "entropy": "the entropy rule",
-              "learned": "a learned rule"}  # fmt: skip
+RULE_NAMES = {
+    "gap": "the paper's gap rule",
+    "entropy": "the entropy rule",
+    "learned": "a learned rule",
+}
 TRAIN = 1 / 3  # fraction of documents for training; half of them choose the candidate
 FEWEST_DOCUMENTS = 5  # with fewer, the halves of a third cannot both have one
 
@@ -97,21 +100,29 @@ class Outcome:
         """Plain JSON types."""
         rule = self.calibrated.rule
         return {
-            **self.candidate.to_dict(), "exits": self.exits,
+            **self.candidate.to_dict(),
+            "exits": self.exits,
             "summary": "never exit" if rule is None else str(rule),
-            "calibrated": self.calibrated.to_dict(), "verified": self.verified.to_dict(),
-            "time": asdict(self.time), "flops": self.flops,
+            "calibrated": self.calibrated.to_dict(),
+            "verified": self.verified.to_dict(),
+            "time": asdict(self.time),
+            "flops": self.flops,
             "break_even": None if self.break_even is None else asdict(self.break_even),
-        }  # fmt: skip
+        }
 
     def flat(self) -> dict[str, Any]:
         """One row of a table: the candidate, and how it did on fresh rows."""
         verified, time = self.verified, self.time
         return {
-            **self.candidate.to_dict(), "exits": self.exits, "saved": verified.saved,
-            "disagreement": verified.disagreement, "flops": self.flops, "time": time.value,
-            "time_low": time.low, "time_high": time.high,
-        }  # fmt: skip
+            **self.candidate.to_dict(),
+            "exits": self.exits,
+            "saved": verified.saved,
+            "disagreement": verified.disagreement,
+            "flops": self.flops,
+            "time": time.value,
+            "time_low": time.low,
+            "time_high": time.high,
+        }
 
 
 @dataclass(frozen=True)
@@ -293,11 +304,13 @@ def outcome(
     time = prices.seconds(candidate, exits.layer) / prices.timing.full
     cost = prices.flops[candidate.map]
     return Outcome(
-        candidate, calibrated, verified,
+        candidate,
+        calibrated,
+        verified,
         mean_interval(time[:, None], fresh.document, POSITIVE)[0],
         cost.of(exits, calibrated.rule, candidate.layers) / cost.full,
         break_even(candidate, prices.timing, exits.layer),
-    )  # fmt: skip
+    )
 
 
 def break_even(candidate: Candidate, timing: Timing, exits: Tensor) -> BreakEven:

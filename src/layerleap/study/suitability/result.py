@@ -59,9 +59,13 @@ class Suitability:
             reasons = [*_never(self), *_ceilings(self), _head(self)]
         else:
             reasons = [
-                _time(self.chosen), *_broken(self.chosen), _layers(self.chosen, self),
-                _head(self), *_break_even(self.chosen, self), *_ceilings(self),
-            ]  # fmt: skip
+                _time(self.chosen),
+                *_broken(self.chosen),
+                _layers(self.chosen, self),
+                _head(self),
+                *_break_even(self.chosen, self),
+                *_ceilings(self),
+            ]
         return [*reasons, *_caveats(self)]
 
     @property
@@ -80,17 +84,25 @@ class Suitability:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "format": FORMAT, "kind": "suitability", **self.made_by,
-            "answer": self.answer, "reasons": self.reasons, "findings": self.findings,
-            "model": self.model, "settings": self.settings, "data": self.data, "notes": self.notes,
-            "splits": self.splits, "agreement": self._agreement_rows(),
+            "format": FORMAT,
+            "kind": "suitability",
+            **self.made_by,
+            "answer": self.answer,
+            "reasons": self.reasons,
+            "findings": self.findings,
+            "model": self.model,
+            "settings": self.settings,
+            "data": self.data,
+            "notes": self.notes,
+            "splits": self.splits,
+            "agreement": self._agreement_rows(),
             "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
             "timing": self.timing.to_dict(),
             "costs": {name: cost.to_dict() for name, cost in self.costs.items()},
             "rules": [row.to_dict() for row in self.rules],
             "plans": [run.to_dict() for run in self.plans],
             "chosen": None if self.chosen is None else self.chosen.to_dict(),
-        }  # fmt: skip
+        }
 
     def _agreement_rows(self) -> list[dict[str, Any]]:
         return [

@@ -97,17 +97,24 @@ def _measured(
     runs = candidates.dry_run(plans, rows, prices, s.tolerance, run.progress)
     best = candidates.fastest(runs)
     return Suitability(
-        model=describe(model), settings=s.to_dict(), data=run.data,
+        model=describe(model),
+        settings=s.to_dict(),
+        data=run.data,
         made_by={"version": layerleap.__version__, "created": now()},
-        notes=[*run.notes, *_bank_notes(given, s)], splits=rows.counts(),
-        agreement=_agreement(scores), ceilings=candidates.ceilings(evidence, timing),
-        timing=timing, costs=costs, plans=runs, bank=bank,
+        notes=[*run.notes, *_bank_notes(given, s)],
+        splits=rows.counts(),
+        agreement=_agreement(scores),
+        ceilings=candidates.ceilings(evidence, timing),
+        timing=timing,
+        costs=costs,
+        plans=runs,
+        bank=bank,
         rules=[
             candidates.outcome(plan, rows, prices, *limits)
             for plan in candidates.checked_everywhere(plans)
         ],
         chosen=None if best is None else candidates.outcome(best, rows, prices, *limits),
-    )  # fmt: skip
+    )
 
 
 def _resolved(
@@ -155,9 +162,12 @@ def _run_settings(settings: SuitabilitySettings) -> FitSettings:
     """The settings for the passes over texts."""
     text = None if settings.text == "-" else settings.text  # it is read only once here
     return FitSettings(
-        text=text, n_fit=settings.n_fit, n_read=settings.n_read, starts=settings.starts,
+        text=text,
+        n_fit=settings.n_fit,
+        n_read=settings.n_read,
+        starts=settings.starts,
         **settings.sampling.to_dict(),
-    )  # fmt: skip
+    )
 
 
 def _agreement(scores: Scores) -> dict[str, list[Estimate]]:

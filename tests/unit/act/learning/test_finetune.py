@@ -85,9 +85,13 @@ def test_a_step_is_that_of_torch(model, how):
             value.grad = found.tensors[name]
         reference.step()
         gradients(
-            model, chosen, ours, batch, how=how,
+            model,
+            chosen,
+            ours,
+            batch,
+            how=how,
             take=lambda name, g, step=step: optimizer.update(name, ours[name], g, 1e-2, step),
-        )  # fmt: skip
+        )
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name].detach(), rtol=1e-4, atol=1e-6)
 
@@ -145,9 +149,11 @@ def test_a_killed_run_continues_and_ends_with_the_same_bits(model, tmp_path, how
         tuned(model, how=how, folder=tmp_path / "tuned", learning_rate=5e-4)
     seen = []
     again = tuned(
-        model, how=how, folder=tmp_path / "tuned",
+        model,
+        how=how,
+        folder=tmp_path / "tuned",
         progress=lambda phase, done, total, unit="texts": seen.append(done),
-    )  # fmt: skip
+    )
     assert seen == [5, 6]  # step 5 was not saved: it was reported first
     assert same(whole, again)
     for ours, theirs in zip(whole.record, again.record, strict=True):

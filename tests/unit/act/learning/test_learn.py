@@ -87,12 +87,16 @@ def test_parameters_are_chosen_by_words_or_patterns(model):
         for word in ("keys-values", "queries", "keys", "values", "outputs")
     }
     assert kinds == {
-        "keys-values": {"k_proj", "v_proj"}, "queries": {"q_proj"}, "keys": {"k_proj"},
-        "values": {"v_proj"}, "outputs": {"o_proj"},
-    }  # fmt: skip
+        "keys-values": {"k_proj", "v_proj"},
+        "queries": {"q_proj"},
+        "keys": {"k_proj"},
+        "values": {"v_proj"},
+        "outputs": {"o_proj"},
+    }
     assert choose(model).of_block(2) == (
-        "model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.v_proj.weight",
-    )  # fmt: skip
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.1.self_attn.v_proj.weight",
+    )
     assert choose(model, "all").of_block(0)[0] == "model.embed_tokens.weight"
 
 
@@ -139,13 +143,16 @@ def test_the_same_call_learns_the_same_bits(model):
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"how": "layer_causal"}, "did you mean 'layer-causal'"),
         ({"tokens": "answers"}, "did you mean 'answer'"),
-        ({"parameters": "k_proj"}, "no parameter of tiny-llama matches 'k_proj'; expected one of "
-         "keys-values, .*a pattern of names such as '\\*.self_attn.q_proj.weight'"),
+        (
+            {"parameters": "k_proj"},
+            "no parameter of tiny-llama matches 'k_proj'; expected one of "
+            "keys-values, .*a pattern of names such as '\\*.self_attn.q_proj.weight'",
+        ),
         ({"parameters": []}, "no parameters chosen"),
         ({"share": 0.0}, "share is 0.0"),
         ({"share": 0.5}, "for how='layer-causal' alone"),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_refused_in_one_sentence(model, options, message):
     with pytest.raises(BadSettings, match=message):
         learn(model, demonstrations(), **{"learning_rate": 0.1, **options})

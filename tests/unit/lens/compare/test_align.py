@@ -149,9 +149,11 @@ def test_experts_are_left_out_with_the_reason():
 def test_progress_counts_pairs_of_blocks():
     steps = []
     ll.align(
-        model(), model(seed=1), kinds=["attn.k"],
+        model(),
+        model(seed=1),
+        kinds=["attn.k"],
         progress=lambda phase, done, total, unit="": steps.append((phase, done, total, unit)),
-    )  # fmt: skip
+    )
     assert steps[-1] == ("comparing blocks", 18, 18, "pairs")
     assert len(steps) == 18
 

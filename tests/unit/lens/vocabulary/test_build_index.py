@@ -47,9 +47,7 @@ def dump(path: Path) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_both_ends_are_those_of_every_value_vector_times_the_output_matrix(name, tmp_path):
     model = tiny(name)
-    index = build_index(
-        model, tmp_path / "index", top=TOP, n_texts=0, clusters=0, progress=False
-    )  # fmt: skip
+    index = build_index(model, tmp_path / "index", top=TOP, n_texts=0, clusters=0, progress=False)
     head = model.model.get_output_embeddings().weight.detach()
     if name == "bert":  # whose head has a matrix before that
         head = head @ model.model.cls.predictions.transform.dense.weight.detach()

@@ -71,9 +71,13 @@ def test_numbers_and_neurons_are_inverse(index):
 
 @pytest.mark.parametrize(
     ("block", "neuron", "message"),
-    [(0, 0, "block 0 does not exist"), (4, 0, "expected 1 to 3"), (1, 96, "neurons 0 to 95"),
-     (1, -1, "neuron -1 does not exist")],
-)  # fmt: skip
+    [
+        (0, 0, "block 0 does not exist"),
+        (4, 0, "expected 1 to 3"),
+        (1, 96, "neurons 0 to 95"),
+        (1, -1, "neuron -1 does not exist"),
+    ],
+)
 def test_neurons_that_do_not_exist_are_refused(index, block, neuron, message):
     for ask in (index.vector, index.neighbours):
         with pytest.raises(BadSettings, match=message):
@@ -82,10 +86,14 @@ def test_neurons_that_do_not_exist_are_refused(index, block, neuron, message):
 
 def test_arguments_of_the_wrong_kind_are_refused(index):
     for ask in (
-        lambda: index.vector("1", 2), lambda: index.neighbours(1, 2.5), lambda: index.search(7),
-        lambda: index.clusters(top="many"), lambda: index.cluster(None),
-        lambda: index.range(1, "2"), lambda: ConceptIndex.open("smollm2"),
-    ):  # fmt: skip
+        lambda: index.vector("1", 2),
+        lambda: index.neighbours(1, 2.5),
+        lambda: index.search(7),
+        lambda: index.clusters(top="many"),
+        lambda: index.cluster(None),
+        lambda: index.range(1, "2"),
+        lambda: ConceptIndex.open("smollm2"),
+    ):
         with pytest.raises(BadSettings, match="expected"):
             ask()
 
@@ -191,9 +199,13 @@ def test_clusters_are_found_by_the_words_that_name_them(index):
 
 def test_results_are_plain_json(index):
     for result in (
-        index, index.vector(1, 1), index.cluster(0), index.search("cat"),
-        *index.neighbours(1, 1), *index.clusters(),
-    ):  # fmt: skip
+        index,
+        index.vector(1, 1),
+        index.cluster(0),
+        index.search("cat"),
+        *index.neighbours(1, 1),
+        *index.clusters(),
+    ):
         json.dumps(result.to_dict(), allow_nan=False)
     assert index.vector(1, 1).to_dict()["range"].keys() == {
         "low",

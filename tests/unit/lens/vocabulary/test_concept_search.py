@@ -52,8 +52,10 @@ def plain_ranking(
 @pytest.mark.parametrize("side", ["both", "promoted", "suppressed"])
 @pytest.mark.parametrize("query", ["guitar", "guitar music", "music, band; caf\u00e9 over"])
 def test_the_order_is_that_of_a_plain_loop(index, query, side):
-    words = {word: {TEXTS.index(text) for text in texts}
-             for word, texts in tokens_of(index, query).items()}  # fmt: skip
+    words = {
+        word: {TEXTS.index(text) for text in texts}
+        for word, texts in tokens_of(index, query).items()
+    }
     sides = ("promoted", "suppressed") if side == "both" else (side,)
     expected = plain_ranking(index, list(words.values()), sides)
     matches = index.search(query, top=1000, side=side)
@@ -105,7 +107,7 @@ def test_the_matched_tokens_are_on_the_side_that_is_named(index):
         ("10", "any", [" 10"]),
         ("b", "any", ["<b>"]),
     ],
-)  # fmt: skip
+)
 def test_words_match_tokens_whatever_the_case_accents_and_space(index, query, space, expected):
     assert tokens_of(index, query, space)[query] == expected
 
@@ -154,10 +156,40 @@ def test_a_huge_query_is_refused(index, query):
 
 @pytest.mark.parametrize(
     "query",
-    ['"', "'", '""', "*", "**", "AND", "OR guitar", "NOT", "NEAR(guitar, 2)", "text:guitar",
-     "^guitar", "guitar +", "-", "--", "(", ")", "a\0b", "\0", "\ud800", "%", "_", "__", "\\", ";",
-     ",", "{}", "+*", "guitar\u200b", "\u0301", "1e9", "music'); DROP TABLE vectors; --"],
-)  # fmt: skip
+    [
+        '"',
+        "'",
+        '""',
+        "*",
+        "**",
+        "AND",
+        "OR guitar",
+        "NOT",
+        "NEAR(guitar, 2)",
+        "text:guitar",
+        "^guitar",
+        "guitar +",
+        "-",
+        "--",
+        "(",
+        ")",
+        "a\0b",
+        "\0",
+        "\ud800",
+        "%",
+        "_",
+        "__",
+        "\\",
+        ";",
+        ",",
+        "{}",
+        "+*",
+        "guitar\u200b",
+        "\u0301",
+        "1e9",
+        "music'); DROP TABLE vectors; --",
+    ],
+)
 def test_no_sign_of_a_query_is_taken_for_an_operator(index, query):
     matches = index.search(query)
     json.dumps(matches.to_dict(), allow_nan=False)

@@ -28,9 +28,13 @@ def one_headed(embeddings: Tensor, w_vo: Tensor, words: list[str] | None = None)
     """A tied Llama with a single head of full width, and that W_VO in block 2."""
     n, d = embeddings.shape
     model = build(
-        "llama", vocab_size=n, hidden_size=d, num_attention_heads=1, num_key_value_heads=1,
+        "llama",
+        vocab_size=n,
+        hidden_size=d,
+        num_attention_heads=1,
+        num_key_value_heads=1,
         tie_word_embeddings=True,
-    )  # fmt: skip
+    )
     model.get_input_embeddings().weight.copy_(embeddings)
     attention = model.model.layers[1].self_attn
     attention.v_proj.weight.copy_(w_vo.T)
@@ -107,8 +111,10 @@ def test_ranks_are_those_of_sorting_and_ties_are_ordered_by_id(k, width):
 def test_the_control_leaves_out_every_right_answer():
     relation = Relation("capital", torch.tensor([1, 2, 3]), torch.tensor([7, 7, 9]))
     assert relation.wrong.tolist() == [
-        [False, False, True], [False, False, True], [True, True, False]
-    ]  # fmt: skip
+        [False, False, True],
+        [False, False, True],
+        [True, True, False],
+    ]
 
 
 def test_pairs_in_the_repository_are_pairs_of_different_words():

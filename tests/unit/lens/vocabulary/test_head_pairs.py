@@ -65,7 +65,9 @@ def test_if_all_entries_are_equal_the_first_ones_count():
 def test_progress_counts_rows():
     told = []
     strongest(
-        torch.ones(5, 2), torch.ones(3, 2), 1,
+        torch.ones(5, 2),
+        torch.ones(3, 2),
+        1,
         progress=lambda phase, done, total, unit: told.append((phase, done, total, unit)),
-    )  # fmt: skip
+    )
     assert told == [("pairs", 5, 5, "tokens")]

@@ -39,9 +39,15 @@ def test_ranges_are_those_of_all_coefficients(name):
         assert ranges.n == len(every) > 100
         table = torch.tensor(ranges.table(), dtype=torch.float64)
         expected = torch.stack(
-            [every.amin(0), every.mean(0), every.amax(0), every.std(0, correction=0),
-             (every > 0).double().mean(0)], dim=1,
-        )  # fmt: skip
+            [
+                every.amin(0),
+                every.mean(0),
+                every.amax(0),
+                every.std(0, correction=0),
+                (every > 0).double().mean(0),
+            ],
+            dim=1,
+        )
         torch.testing.assert_close(table, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -70,9 +76,12 @@ def test_rows_may_come_in_any_portions():
 def test_the_first_texts_are_enough_and_progress_says_how_many():
     model, told = tiny("llama"), []
     found = natural_ranges(
-        model, [feed_forward(model, 1)], sentences(50), n_texts=9,
+        model,
+        [feed_forward(model, 1)],
+        sentences(50),
+        n_texts=9,
         progress=lambda phase, done, total, unit="texts": told.append((phase, done, total)),
-    )  # fmt: skip
+    )
     assert told[-1] == ("natural ranges", 9, 9)
     assert 9 < found[1].n < 9 * 128
 

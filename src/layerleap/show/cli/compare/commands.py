@@ -56,9 +56,14 @@ def align(
         models = [loading.load(name) for name in (a, b)]
         with TerminalProgress() as progress:
             found = layerleap.align(
-                *models, kinds=kind, rows=rows, seed=seed, fold=fold, control=not no_control,
+                *models,
+                kinds=kind,
+                rows=rows,
+                seed=seed,
+                fold=fold,
+                control=not no_control,
                 progress=progress,
-            )  # fmt: skip
+            )
         if html:
             from layerleap.show.html.compare import write_alignment
 
@@ -102,9 +107,15 @@ def diff(
         tell(f"reads the weights of {base} and {tuned}, one block after the other")
         with TerminalProgress() as progress:
             found = layerleap.diff(
-                base, tuned, kinds=kind, top=top, tokens=tokens, tell=tell, progress=progress,
+                base,
+                tuned,
+                kinds=kind,
+                top=top,
+                tokens=tokens,
+                tell=tell,
+                progress=progress,
                 inverse=inverse,  # type: ignore[arg-type]  # checked there
-            )  # fmt: skip
+            )
         if html:
             from layerleap.show.html.compare import write_difference
 

@@ -25,7 +25,7 @@ def alignment_table(alignment: Alignment) -> RenderableType:
         hits = f"{one.hits} of {len(one.matches)}"
         table.add_row(
             one.kind, one.space, one.measure, hits, f"{one.expected_hits:.1f}", share, margin
-        )  # fmt: skip
+        )
     parts: list[RenderableType] = [table]
     if len(alignment.kinds) == 1:
         parts += [_matches(one) for one in alignment.matchings if one.space == "vocabulary"]
@@ -39,13 +39,13 @@ def alignment_table(alignment: Alignment) -> RenderableType:
 def _matches(one: Matching) -> RenderableType:
     table = new_table(
         Text(f"{one.kind}, {one.measure}"), "block", "matched to", "similarity", "margin"
-    )  # fmt: skip
+    )
     for match in one.matches:
         margin = "-" if match.margin is None else f"{match.margin:+.4f}"
         style = "" if match.is_own else "yellow"
         table.add_row(
             str(match.a), Text(str(match.b), style=style), f"{match.similarity:.4f}", margin
-        )  # fmt: skip
+        )
     return table
 
 
@@ -53,7 +53,7 @@ def difference_table(difference: Difference) -> RenderableType:
     """By block, by head and by neuron."""
     blocks = new_table(
         Text("blocks that moved, in % of their size"), "block", "all", *difference.kinds
-    )  # fmt: skip
+    )
     for one in difference.blocks:
         if not one.is_identical:
             cells = [_percent(one.kinds.get(kind)) for kind in difference.kinds]
@@ -75,9 +75,13 @@ def difference_table(difference: Difference) -> RenderableType:
         relative = "-" if neuron.relative is None else f"{100 * neuron.relative:.3g}"
         numbers = (f"{neuron.displacement:.3g}", relative, cosine)
         _add(
-            neurons, neuron.name, neuron.kind, numbers, neuron.promotes,
+            neurons,
+            neuron.name,
+            neuron.kind,
+            numbers,
+            neuron.promotes,
             neuron.suppresses,
-        )  # fmt: skip
+        )
     legend = (
         "+ promoted, - suppressed by the displacement (for heads, + and - could be swapped); "
         "share: of a head's displacement in the direction that is shown; cosine: of the "

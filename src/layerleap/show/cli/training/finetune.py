@@ -70,11 +70,19 @@ def finetune_command(
     """
     with clean_errors(), TerminalProgress() as progress:
         training: dict[str, Any] = {
-            "how": how, "parameters": parse_words(parameters) or [], "share": share,
-            "steps": steps, "learning_rate": learning_rate, "optimizer": optimizer,
-            "decay": decay, "batch": batch, "max_tokens": max_tokens, "check_every": check_every,
-            "held_out": held_out, "seed": seed,
-        }  # fmt: skip
+            "how": how,
+            "parameters": parse_words(parameters) or [],
+            "share": share,
+            "steps": steps,
+            "learning_rate": learning_rate,
+            "optimizer": optimizer,
+            "decay": decay,
+            "batch": batch,
+            "max_tokens": max_tokens,
+            "check_every": check_every,
+            "held_out": held_out,
+            "seed": seed,
+        }
         fine_tuning(**training)  # refuses what is out of range
         tell(
             f"{steps:,} steps of {batch} x {max_tokens} tokens ({how}) for a copy of {model}, with "

@@ -81,9 +81,13 @@ def tune_command(
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there
-            max_rows=max_rows, rows_per_step=rows_per_step, lr=lr, check_every=check_every,
-            patience=patience, seed=cutting.seed,
-        )  # fmt: skip
+            max_rows=max_rows,
+            rows_per_step=rows_per_step,
+            lr=lr,
+            check_every=check_every,
+            patience=patience,
+            seed=cutting.seed,
+        )
         sampling = cutting.sampling()
         how_many = "all" if texts is None else f"{texts:,}"
         tell(
@@ -97,10 +101,19 @@ def tune_command(
         if work.exists():
             tell(f"continuing from {work}")
         tuned = tune(
-            transformer, ShortcutBank.from_pretrained(bank), text, sampling, starts=starts,
-            n_texts=texts, max_states=max_states, stop_share=stop_share, tuning=tuning,
-            folder=work, evaluate=not no_evaluate, progress=progress,
-        )  # fmt: skip
+            transformer,
+            ShortcutBank.from_pretrained(bank),
+            text,
+            sampling,
+            starts=starts,
+            n_texts=texts,
+            max_states=max_states,
+            stop_share=stop_share,
+            tuning=tuning,
+            folder=work,
+            evaluate=not no_evaluate,
+            progress=progress,
+        )
         tuned.bank.save_pretrained(out_folder)
         shutil.rmtree(work, ignore_errors=True)
     if json:
