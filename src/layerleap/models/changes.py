@@ -38,15 +38,15 @@ class Mark:
 @torch.no_grad()
 def mark(model: nn.Module) -> Mark:
     """The mark of the weights that the model has now."""
-    tensors, samples = [], []
+    tensors, samples = [], {}
     for name, weight in _weights(model):
         version = None if weight.is_inference() else weight._version
         place = None if weight.is_meta else weight.data_ptr()
         tensors.append((name, weight.shape, weight.dtype, weight.device, place, version))
-        if not weight.is_meta:
-            samples.append(_sample(weight))
+        if not weight.is_meta and (place, weight.shape) not in samples:  # else tied to another
+            samples[place, weight.shape] = _sample(weight)
     by_device: dict[torch.device, list[Tensor]] = {}
-    for sample in samples:
+    for sample in samples.values():
         by_device.setdefault(sample.device, []).append(sample)
     values = b"".join(torch.cat(some).cpu().numpy().tobytes() for some in by_device.values())
     return Mark(tuple(tensors), values, adapters(model))
