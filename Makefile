@@ -7,22 +7,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.layerleap-is-installed
 # Two test processes with one thread each. Tests of one module run in one process and share fixtures.
 WORKERS ?= --numprocesses 2 --dist loadfile
-# Models for `make saturation`. Without espeak-ng, whisper-tiny only has the bundled recording.
-SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
-# Models for `make embedding`.
-EMBEDDING ?= smollm2 rxnfp
-# Models for `make sparsity`; the first one also trains.
-SPARSITY ?= smollm2 rxnfp flan-t5-small
-# Models and tasks for `make icl`.
-ICL ?= smollm2
-TASKS ?= opposites,kinds,reviews
+# The reproductions of papers: the folders of papers/layerleap_papers, with hyphens.
+PAPERS := jump-to-conclusions beyond-the-top1 embedding-space topk-attention \
+  icl-and-gradient-descent stitching
+# What the target of a paper keeps of a run; `make PAPER MODELS="..."` runs it on other models.
+KEPT := claims.csv findings.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation embedding compare sparsity icl test check bench readme-times results picture clean
+.PHONY: help setup demo papers $(PAPERS) results-table test check bench readme-times results picture clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' \
-	  | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' \
+	  | awk -F'|' '{ printf "%-32s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Create the virtual environment and install layerleap in it, editable
 
@@ -30,60 +26,51 @@ demo: $(STAMP) ## Fit shortcuts for a bundled model on real text; the report is 
 	$(BIN)/layerleap study shortcuts smollm2 --force --text wikipedia --other news \
 	  --fit-texts 3500 --read-texts 700 --sections exits --out build/demo
 
-paper: $(STAMP) ## Reproduce "Jump to Conclusions" on the bundled model (most of an hour); results in build/paper
-	$(BIN)/layerleap study shortcuts smollm2 --force --out build/paper
-	mkdir -p papers/layerleap_papers/jump_to_conclusions/results/smollm2
-	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt papers/layerleap_papers/jump_to_conclusions/results/smollm2/
+papers: $(PAPERS) ## Reproduce all papers at full size (several hours); results in papers/layerleap_papers/*/results
 
-saturation: $(STAMP) ## Reproduce "Looking Beyond the Top-1" on text, images and speech (an hour); results in build/saturation
-	for model in $(SATURATION); do \
-	  $(BIN)/layerleap study saturation $$model --force --out build/saturation/$$model || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p papers/layerleap_papers/beyond_the_top1/results/$$model; \
-	  cp build/saturation/$$model/claims.csv build/saturation/$$model/findings.txt \
-	    papers/layerleap_papers/beyond_the_top1/results/$$model/ || exit 1; \
-	done
+# $(call run,RESULT,STUDY AND OPTIONS): run a study and keep what came out in its paper's folder. Exit code 3
+# means that a section could not run; the findings say why.
+define run
+	$(BIN)/layerleap study $(2) --force --out build/papers/$@/$(1) || [ $$? -eq 3 ]
+	mkdir -p papers/layerleap_papers/$(subst -,_,$@)/results/$(1)
+	cp $(KEPT:%=build/papers/$@/$(1)/%) papers/layerleap_papers/$(subst -,_,$@)/results/$(1)/
+	$(BIN)/python papers/table.py
 
-embedding: $(STAMP) ## Measure what "Analyzing Transformers in Embedding Space" claims (half an hour); results in build/embedding
-	for model in $(EMBEDDING); do \
-	  $(BIN)/layerleap study embedding $$model --force --out build/embedding/$$model || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p papers/layerleap_papers/embedding_space/results/$$model; \
-	  cp build/embedding/$$model/claims.csv build/embedding/$$model/findings.txt \
-	    papers/layerleap_papers/embedding_space/results/$$model/ || exit 1; \
-	done
+endef
 
-compare: $(STAMP) ## Align, compare and stitch models with one vocabulary (trained on first use); results in build/compare
-	mkdir -p build/compare docs/results/compare
-	$(BIN)/layerleap align small-lm small-lm-2 --html build/compare/align.html > build/compare/align.txt
-	$(BIN)/layerleap align smollm2 smollm2-reviews > build/compare/align-tuned.txt
-	$(BIN)/layerleap diff smollm2 smollm2-reviews --html build/compare/diff.html > build/compare/diff.txt
-	for pair in small-lm:small-lm-2 smollm2:small-lm; do \
-	  out=stitching-$${pair%%:*}; \
-	  $(BIN)/layerleap study stitching $${pair%%:*} --other $${pair##*:} --force --out build/compare/$$out \
-	    || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p docs/results/compare/$$out; \
-	  cp build/compare/$$out/claims.csv build/compare/$$out/findings.txt docs/results/compare/$$out/ || exit 1; \
-	done
-	cp build/compare/*.txt docs/results/compare/
+jump-to-conclusions: MODELS ?= smollm2 rxnfp
+jump-to-conclusions: KEPT += scores.csv exits_saved.csv summary.png
+jump-to-conclusions: $(STAMP) ## Linear shortcuts between layers, on text and on reactions (an hour)
+	$(foreach model,$(MODELS),$(call run,$(model),shortcuts $(model)))
 
-sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train with few (an hour); results in build/sparsity
-	for model in $(SPARSITY); do \
-	  sections=attention,heads,ffn,budget; \
-	  [ $$model = $(firstword $(SPARSITY)) ] && sections=$$sections,relu,training,memory; \
-	  $(BIN)/layerleap study sparsity $$model --sections $$sections --force --out build/sparsity/$$model || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p papers/layerleap_papers/topk_attention/results/$$model; \
-	  cp build/sparsity/$$model/claims.csv build/sparsity/$$model/findings.txt \
-	    papers/layerleap_papers/topk_attention/results/$$model/ || exit 1; \
-	done
+# Without espeak-ng, whisper-tiny only has the bundled recording.
+beyond-the-top1: MODELS ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
+beyond-the-top1: $(STAMP) ## Do ranks saturate in order? On text, images and speech (an hour)
+	$(foreach model,$(MODELS),$(call run,$(model),saturation $(model)))
 
-icl: $(STAMP) ## Compare in-context learning with gradient descent, on answers and on all tokens (an hour); results in build/icl
-	for model in $(ICL); do for tokens in answer all; do \
-	  out=$$model; lenses=id,mat,tuned; \
-	  [ $$tokens = all ] && out=$$model-all-tokens && lenses=id; \
-	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --lenses $$lenses --force --out build/icl/$$out \
-	    || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p papers/layerleap_papers/icl_and_gradient_descent/results/$$out; \
-	  cp build/icl/$$out/claims.csv build/icl/$$out/findings.txt papers/layerleap_papers/icl_and_gradient_descent/results/$$out/ || exit 1; \
-	done; done
+embedding-space: MODELS ?= smollm2 rxnfp
+embedding-space: $(STAMP) ## Do parameters read in the vocabulary mean anything? (half an hour)
+	$(foreach model,$(MODELS),$(call run,$(model),embedding $(model)))
+
+topk-attention: MODELS ?= smollm2 rxnfp flan-t5-small
+topk-attention: SECTIONS = attention,heads,ffn,budget$(if $(filter $(model),$(firstword $(MODELS))),$(TRAINED))
+topk-attention: TRAINED := ,relu,training,memory
+topk-attention: $(STAMP) ## How few keys and neurons are enough? The first model also trains (an hour)
+	$(foreach model,$(MODELS),$(call run,$(model),sparsity $(model) --sections $(SECTIONS)))
+
+icl-and-gradient-descent: MODELS ?= smollm2
+icl-and-gradient-descent: ANSWER := --tokens answer
+icl-and-gradient-descent: ALL := --tokens all --lenses id
+icl-and-gradient-descent: $(STAMP) ## In-context learning beside training, on answers and on all tokens (an hour)
+	$(foreach model,$(MODELS),$(call run,$(model),icl $(model) $(ANSWER)))
+	$(foreach model,$(MODELS),$(call run,$(model)-all-tokens,icl $(model) $(ALL)))
+
+stitching: $(STAMP) ## Join two models by their vocabulary (the small models are trained on first use)
+	$(call run,small-lm,stitching small-lm --other small-lm-2)
+	$(call run,smollm2,stitching smollm2 --other small-lm)
+
+results-table: ## Write the table of the papers' results into the pages that show it
+	$(PYTHON) papers/table.py
 
 test: $(STAMP) ## Run all tests, including those on real models
 	$(BIN)/python -m pytest $(WORKERS)
@@ -101,13 +88,13 @@ readme-times: $(STAMP) ## Run every command of the README once and note how long
 	$(BIN)/python benchmarks/readme_times.py
 	cp build/readme-times.csv docs/results/
 
-results: demo ## Update the figures and numbers shown in the README (ten minutes)
-	$(BIN)/layerleap study shortcuts rxnfp --force --out build/rxnfp
-	for model in smollm2 rxnfp; do \
-	  from=build/rxnfp; [ $$model = smollm2 ] && from=build/demo; \
-	  mkdir -p docs/results/$$model && cp $$from/summary.png $$from/scores.csv \
-	    $$from/findings.txt docs/results/$$model/ || exit 1; \
-	done
+results: demo ## Update the figures and numbers shown in the README and docs (half an hour)
+	mkdir -p build/compare docs/results/smollm2 docs/results/compare
+	cp $(addprefix build/demo/,summary.png scores.csv findings.txt) docs/results/smollm2/
+	$(BIN)/layerleap align small-lm small-lm-2 --html build/compare/align.html > build/compare/align.txt
+	$(BIN)/layerleap align smollm2 smollm2-reviews > build/compare/align-tuned.txt
+	$(BIN)/layerleap diff smollm2 smollm2-reviews --html build/compare/diff.html > build/compare/diff.txt
+	cp build/compare/*.txt docs/results/compare/
 	for file in bench.json coverage.csv; do \
 	  if [ -f build/$$file ]; then cp build/$$file docs/results/; fi; \
 	done

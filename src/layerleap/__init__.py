@@ -7,7 +7,7 @@
     ll.evaluate(model, bank, "news")                   how good they are on held-out text
     ll.read(model, "The capital of France is")         what every layer would say
     ll.generate(model, "Once upon a time")             exact, or early with a rule
-    ll.search(model, "guitar music")                   neurons by the words they write
+    ll.search(model, "guitar music")                   neurons by promoted tokens
     model.capture(...), model.edit(...)                look inside, and change it
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
     ll.weights(model).pairs("L12.H3")                  parameters as tokens, with no text

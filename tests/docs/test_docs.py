@@ -21,7 +21,15 @@ from layerleap.stream.examples import Sampling
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "layerleap"
 README = ROOT / "README.md"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests/QUARANTINES.md"])
+PAPERS = ROOT / "papers" / "layerleap_papers"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("docs", "papers") for page in (ROOT / folder).rglob("*.md")),
+        ROOT / "tests/QUARANTINES.md",
+    ]
+)
+LINK = re.compile(r"\]\(([^)\s]+)")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|tmp/w)\b")
 # A wide terminal without colours: in a narrow one the help page breaks long options.
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -127,9 +135,13 @@ def test_the_benchmarked_demo_is_the_demo_of_the_makefile(monkeypatch):
 
 def test_architecture_is_short_and_names_every_stage_and_room():
     page = _text(ROOT / "ARCHITECTURE.md")
-    assert len(page.splitlines()) <= 150
+    assert len(page.splitlines()) <= 120
     rooms = [path.parent.name for path in SOURCE.rglob("*/__init__.py")]
     assert [room for room in rooms if not re.search(rf"\b{room}\b", page)] == []
+
+
+def test_the_readme_stays_short():
+    assert len(_text(README).splitlines()) <= 120
 
 
 def test_every_public_name_is_documented():
@@ -144,15 +156,37 @@ def test_every_public_name_is_documented():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page: Path):
-    prose = re.sub(r"```.*?```", "", _text(page), flags=re.DOTALL)
-    targets = re.findall(r"\]\(([^)\s]+)", prose) + re.findall(r'(?:src|href)="([^"]+)"', prose)
     dead = []
-    for target in targets:
-        if re.match(r"[a-z]+:", target) or target.startswith("#"):
-            continue
-        if not (page.parent / target.partition("#")[0]).exists():
+    for target in _links(page):
+        path, _, heading = target.partition("#")
+        linked = page.parent / path if path else page
+        if not linked.exists() or (heading and heading not in _anchors(linked)):
             dead.append(target)
     assert not dead
+
+
+def _links(page: Path) -> list[str]:
+    """Targets of the links of a page that lead to files."""
+    prose = re.sub(r"```.*?```", "", _text(page), flags=re.DOTALL)
+    targets = LINK.findall(prose) + re.findall(r'(?:src|href)="([^"]+)"', prose)
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def _anchors(page: Path) -> set[str]:
+    """What links to the headings of a page are called."""
+    prose = re.sub(r"```.*?```", "", _text(page), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_linked_from_another_one():
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in _links(page)
+        if not target.startswith("#")
+    }
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in linked | {README}] == []
 
 
 def test_no_tracked_file_names_a_path_of_someones_machine():

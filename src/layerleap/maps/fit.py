@@ -51,7 +51,7 @@ from layerleap.stream.source import default_text
 if TYPE_CHECKING:
     from layerleap.lens.evaluate import Evaluation
 
-METHOD = 3  # raise it when a fit of the same text would give other maps: caches then start anew
+METHOD = 3  # raise it when a fit of the same text would give other maps: it invalidates caches
 ROWS_PER_DIRECTION = 3  # with fewer rows, maps are poor whatever the ridge
 # Below this many a ridge is chosen: there it takes something off the KL of readings, from here on
 # next to nothing (`benchmarks/run.py ridge` measures both).

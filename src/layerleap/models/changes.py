@@ -2,7 +2,7 @@
 
 In: a model. Out: a value that differs from an earlier one if the weights changed since.
 
-`Transformer.refresh` compares marks before anything fitted is applied, and makes the identity anew
+`Transformer.refresh` compares marks before anything fitted is applied, and recomputes the identity
 if they differ. A mark holds where each weight is, how often PyTorch saw it change in place, some
 of its values, and which adapters are on. Writing to `.data` is not counted by PyTorch, so it shows
 only in the sampled values. They meet every row and every column of a matrix: a neuron or a token

@@ -230,7 +230,7 @@ class Transformer:
         )
 
     def refresh(self, *, thorough: bool = False) -> None:
-        """Make the identity anew if the weights were changed since they were last looked at.
+        """Recompute the identity if the weights were changed since they were last looked at.
 
         Whatever was fitted on the old weights is then refused, and whatever was found out about
         them is found out again. A model that was only moved keeps its fingerprint.

@@ -1,11 +1,11 @@
-"""The page on saturation: its example runs, and its numbers are those that come out."""
+"""The page of the paper: its example runs, and its numbers are those that come out."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "saturation.md"
+PAGE = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def test_the_warning_example_gives_the_numbers_of_the_page():

@@ -5,9 +5,9 @@
     print(exits.saved, exits.agreement)
 
 One pass over a text gives the evidence for every rule and every threshold. `sweep` replays a whole
-`family` of thresholds, `calibrate` picks the boldest one that keeps disagreement below a tolerance,
-and `verify` tests it on fresh rows. `measure_cost` counts FLOPs and `measure_timing` seconds. The
-same rule objects drive `ll.generate(..., rule=...)`.
+`family` of thresholds, `calibrate` picks the most aggressive one that keeps disagreement below a
+tolerance, and `verify` tests it on fresh rows. `measure_cost` counts FLOPs and `measure_timing`
+seconds. The same rule objects drive `ll.generate(..., rule=...)`.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Calibration: the boldest rule of a family that keeps disagreement below a tolerance.
+"""Calibration: the most aggressive threshold that keeps disagreement below a tolerance.
 
 In: a family, `Evidence` set aside for calibration, a tolerance. Out: `Calibrated`: a rule with its
 guarantee, or no rule, which means "never exit". `verify` then tests it on fresh rows.
@@ -102,7 +102,7 @@ def calibrate(
     knobs: Sequence[float] | None = None,
     n: int = 100,
 ) -> Calibrated:
-    """The boldest rule of `family` that keeps disagreement below the tolerance.
+    """The rule with the most aggressive threshold that keeps disagreement below the tolerance.
 
     Args:
         family: the rules to choose from.
@@ -185,7 +185,7 @@ def fixed_sequence(errors: Tensor, n: int, tolerance: float, delta: float) -> Te
 
 
 def risk_control(errors: Tensor, n: int, tolerance: float) -> Tensor:
-    """The boldest knob with (errors + 1) / (n + 1) <= tolerance, or -1: (..., knob) -> (...).
+    """The last knob with (errors + 1) / (n + 1) <= tolerance, or -1: (..., knob) -> (...).
 
     Errors must not decrease from one knob to the next bolder one: see `_envelope`.
     """

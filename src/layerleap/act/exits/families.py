@@ -1,7 +1,7 @@
 """Families: rules that differ in one number, the knob, so that sweeps work for any kind of rule.
 
 In: a kind of rule and its other fields. Out: the rule for any value of the knob, the direction in
-which the knob works, and grids of values from the safest to the boldest.
+which the knob works, and grids of values from the safest to the most aggressive.
 """
 
 from dataclasses import dataclass

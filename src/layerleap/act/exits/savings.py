@@ -214,8 +214,8 @@ def _on_curve(
 def interpolated(saved: Tensor, agreement: Tensor, target: float) -> Tensor:
     """The saving at the last point where each curve crosses `target`.
 
-    Curves are (curve, knob), safest knob first. The curve is linear between the boldest knob that
-    reaches the target and the next knob. It starts at no saving and full agreement.
+    Curves are (curve, knob), safest knob first. The curve is linear between the most aggressive
+    knob that reaches the target and the next knob. It starts at no saving and full agreement.
     """
     start = torch.zeros(len(saved), 1, dtype=torch.float64)
     saved = torch.cat([start, saved.double()], 1)

@@ -61,7 +61,7 @@ def gradients(
     Args:
         values: the parameters to compute with, by name, in the dtype of the model.
         lens: reads every layer, for "layer-causal"; the logit lens when None.
-        share: of the rows that the losses of all layers but the last are computed on, drawn anew
+        share: of the rows that the losses of all layers but the last are computed on, resampled
             for each layer by `seed`. The expected gradient is that of all rows.
         take: called with each gradient as soon as it is complete, instead of collecting them all:
             in layer-causal learning block by block. It may change the value in place.

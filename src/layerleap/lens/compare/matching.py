@@ -1,4 +1,4 @@
-"""Layers of two models matched one to one, with how sure each match is.
+"""Layers of two models matched one to one, with match confidence.
 
 In: a similarity of every block of A to every block of B. Out: `Matching`: the assignment with the
 largest sum (Hungarian algorithm), a margin per block, and how many blocks met their own number,

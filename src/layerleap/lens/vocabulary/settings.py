@@ -21,7 +21,7 @@ Inverse = Literal["transpose", "pseudo"]
 Form = Literal["vo", "qk"]
 Largest = Literal["value", "magnitude", "negative"]
 MOST_WORDS, LONGEST_WORD = 32, 64  # of a query
-METHOD = 3  # raise it when the same weights would give another index: caches then start anew
+METHOD = 3  # raise it when the same weights would give another index: it invalidates caches
 MOST_TOKENS = 250  # per end: ranks are kept in one byte
 
 

@@ -165,7 +165,7 @@ def finished_steps(target: Path, settings: Mapping[str, Any]) -> frozenset[str]:
     ):
         try:
             if about(connection).get("settings") != building.settings:
-                return frozenset()  # it will be begun anew
+                return frozenset()  # it will be built again
             return frozenset(name for (name,) in connection.execute("SELECT name FROM steps"))
         except sqlite3.DatabaseError as error:
             if _is_locked(error):

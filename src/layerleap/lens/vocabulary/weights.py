@@ -122,7 +122,7 @@ class Weights:
         self._identity = self.transformer.identity
 
     def _refresh(self) -> None:
-        """Make the space anew if the weights were changed."""
+        """Rebuild the space if the weights were changed."""
         self.transformer.refresh()
         if self._identity != self.transformer.identity:
             self._identity = self.transformer.identity

@@ -67,7 +67,7 @@ def debug(
         from layerleap.show.web.access import Access
         from layerleap.show.web.serve import listen, open_browser
 
-        listening = listen(host, port)  # before the model is loaded: a taken port is said at once
+        listening = listen(host, port)  # before loading: fail early if the port is in use
         with listening:
             from layerleap.show.web.limits import Limits
             from layerleap.show.web.session import make_server, open_engine
@@ -94,7 +94,7 @@ def debug(
                 open_browser(access)
             # The model stays on the thread that loaded it, where a pass is fastest. On a second
             # one, OpenMP counts more threads than cores and lets them sleep between two products,
-            # and the C library takes large tensors from the system anew each time.
+            # and the C library takes large tensors from the system again each time.
             server.run_beside(worker.run)
         tell("stopped; sessions, names and what is built of the index are saved")
 

@@ -1,4 +1,4 @@
-"""What the server asks, and of whom: the engine's answers in the shapes that the page reads.
+"""Interface between routes and model: the engine's answers in the shapes that the page reads.
 
 In: a `Debugger` with its index. Out: plain JSON types. Ranks count from 1 here, as people count.
 """

@@ -129,7 +129,7 @@ class Guard:
         return None
 
     def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
-        """Beyond loopback: exchange a one-time link for a cookie, and refuse who has neither."""
+        """Beyond loopback: swap a one-time link for a cookie; reject requests without either."""
         if self.access.is_open or self.access.knows(headers.get("cookie", "")):
             return None
         given = parse_qs(scope["query_string"].decode("latin1")).get("token", [""])[0]

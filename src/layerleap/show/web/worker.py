@@ -23,7 +23,7 @@ ShouldStop = Callable[[], bool]
 Work = Callable[[Emit, ShouldStop], None]
 SpareWork = Callable[[Callable[[], None]], None]  # gets `give_way`
 AHEAD = 64  # frames that may wait for their reader; then the work waits
-PATIENCE = 30.0  # seconds until a reader that takes nothing is given up: others want the model
+PATIENCE = 30.0  # seconds; then drop clients that stop reading, as others want the model
 
 
 class Busy(LayerleapError):

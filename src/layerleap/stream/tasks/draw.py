@@ -110,7 +110,7 @@ def _balanced(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def shuffled(pieces: Sequence[Piece], seed: int, kind: str) -> tuple[Piece, ...]:
-    """The pieces with their answers dealt out anew: each occurs as often as before.
+    """The pieces with their answers shuffled: each occurs as often as before.
 
     Of a mapping no piece keeps its answer, if that is possible at all. Of classes as many keep it
     as by chance, which is about one of as many as there are classes, and never all if that can be
