@@ -63,6 +63,7 @@ class Transformer:
     # The code of others with which the model was verified, and its tail last.
     _loaded_with: tuple[Foreign, ...] = field(default=(), init=False)
     _tail_with: tuple[Foreign, ...] = field(default=(), init=False)
+    _was_just_marked: bool = field(default=False, init=False)
     _tail_in_doubt: bool = field(default=False, init=False)  # hooks may act only at times
 
     def __post_init__(self) -> None:
@@ -239,6 +240,8 @@ class Transformer:
             thorough: look at every value, not only at a mark; as long as at loading.
         """
         self._tail_in_doubt = bool(self._tail_with)
+        if self._was_just_marked and not thorough:
+            return
         now = mark(self.model)
         if now == self._mark and not thorough:
             return
@@ -248,6 +251,15 @@ class Transformer:
         self._mark = now
         if found != self.identity:
             self.identity = found
+
+    @contextmanager
+    def just_marked(self) -> Iterator[None]:
+        """What runs inside does not look at the weights again: `of` has done so a moment ago."""
+        self._was_just_marked = True
+        try:
+            yield
+        finally:
+            self._was_just_marked = False
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.about import model_html

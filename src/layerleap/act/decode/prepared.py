@@ -9,6 +9,7 @@ of passes later processes too. When it happens depends on numbers of tokens, nev
 """
 
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -56,9 +57,10 @@ class Prepared:
         own = decoder._transformer
         is_own = own is not None and own.model is model
         self.transformer = own if own is not None and is_own else Transformer.of(model)
+        looked = nullcontext() if is_own else self.transformer.just_marked()
         self.axes = find_axes(self.transformer)  # refuses models that cannot run over a cursor
-        # Refuses a bank of another model, unless that was asked for.
-        self.lens = Lens(self.transformer, decoder.bank, other_model=decoder._other_model)
+        with looked:  # refuses a bank of another model, unless that was asked for
+            self.lens = Lens(self.transformer, decoder.bank, other_model=decoder._other_model)
         decoder.bank = self.lens.bank if decoder._other_model else decoder.bank
         self._identity = self.transformer.identity
         probe = getattr(decoder.rule, "probe", None)
