@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from layerleap.show.cli import preflight
@@ -57,6 +58,11 @@ SOME_FAILED = 3  # exit code of a study of which some sections could not run
 class StudyGroup(TyperGroup):
     """The studies as commands, each made when it is used."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if not set(studies.PAPERS) & set(studies.names()):
+            self.epilog = escape(studies.INSTALL[0].upper() + studies.INSTALL[1:])
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all studies."""
         return studies.names()
@@ -65,12 +71,6 @@ class StudyGroup(TyperGroup):
         """A placeholder that knows its help line; the study is imported when it is parsed."""
         known = cmd_name in studies.names() or cmd_name in studies.PAPERS
         return _StudyCommand(cmd_name) if known else None
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Say how to get studies if there are none."""
-        super().format_epilog(ctx, formatter)
-        if not studies.names():
-            out.print(f"No study is installed; {studies.INSTALL}", markup=False)
 
 
 class _StudyCommand(TyperCommand):
