@@ -44,7 +44,7 @@ def test_json_is_for_programs_and_a_bank_adds_its_own_strip(place: Path) -> None
     assert result.exit_code == 0, result.output
     plain = json.loads(result.stdout)
     kinds = [(row["map"], row["position"], len(row["ranks"])) for row in plain["saturation"]]
-    assert kinds == [(name, position, 2) for name in ("id", "mat") for position in (0, 5)]
+    assert kinds == [(name, position, 2) for name in ("logit", "linear") for position in (0, 5)]
 
 
 @pytest.mark.parametrize(

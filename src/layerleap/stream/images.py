@@ -142,14 +142,14 @@ def _batch(
                 f"0 to {transformer.d_vocab - 1}; use images of its classes"
             )
     keep = transformer.pooled(torch.ones(len(chunk), n_positions))
-    held_back = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
+    ridge_rows = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
     return Batch(
         index,
         inputs,
         keep,
         torch.tensor([labelled.number for labelled in chunk]),
         keep.int().argmax(1),
-        torch.tensor(held_back),
+        torch.tensor(ridge_rows),
         len(chunk),
         keep.numel(),
         torch.tensor([labelled.label for labelled in chunk]),

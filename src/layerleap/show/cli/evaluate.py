@@ -65,7 +65,7 @@ def evaluate(
 ) -> None:
     """Show how well the shortcuts of MODEL predict its output on a text, layer by layer.
 
-    Compares banks with the logit lens (id): Precision@k, surprisal, KL and R2, with 95 % intervals
+    Compares banks with the logit lens: Precision@k, surprisal, KL and R2, with 95 % intervals
     over documents. Documents that a bank was fitted on are recognised and left out.
 
     Example: layerleap evaluate smollm2 --bank bank --bank default --text news -o scores
@@ -92,8 +92,8 @@ def evaluate(
             banks if len(banks) > 1 else [*banks.values()],
             text,
             sampling,
-            side=side,
-            keep_fitted=keep_fitted or None,  # type: ignore[arg-type]  # checked there
+            side=side,  # type: ignore[arg-type]  # checked there
+            keep_fitted=keep_fitted or None,
             starts=starts,
             n_texts=texts,
             progress=progress,
