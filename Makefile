@@ -77,8 +77,8 @@ sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train wi
 
 icl: $(STAMP) ## Compare in-context learning with gradient descent, on answers and on all tokens (an hour); results in build/icl
 	for model in $(ICL); do for tokens in answer all; do \
-	  out=$$model; lenses=id,mat,tuned; \
-	  [ $$tokens = all ] && out=$$model-all-tokens && lenses=id; \
+	  out=$$model; lenses=logit,linear,tuned; \
+	  [ $$tokens = all ] && out=$$model-all-tokens && lenses=logit; \
 	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --lenses $$lenses --force --out build/icl/$$out \
 	    || [ $$? -eq 3 ] || exit 1; \
 	  mkdir -p papers/layerleap_papers/icl_and_gradient_descent/results/$$out; \

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, check_choice
-from layerleap.models.discovery.probe import prepare
 from layerleap.models.inputs import padded, without_padding
 from layerleap.models.prompts import encode_pair
 from layerleap.models.transformer import Transformer
@@ -397,7 +396,7 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
         rows, positions = torch.arange(len(examples)), keep.int().argmax(1)
     return Batch(
         index,
-        prepare(transformer.model, inputs),
+        inputs,
         keep,
         torch.tensor([example.document for example in examples])[rows],
         positions,

@@ -18,7 +18,6 @@ import torch
 from layerleap.errors import BadMedia, BadSettings, check_choice
 from layerleap.extras import library
 from layerleap.files import files_under
-from layerleap.models.discovery.probe import prepare
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling
 from layerleap.stream.places import SUFFIXES, check_images
@@ -114,7 +113,7 @@ def image_batches(
     while chunk := list(islice(images, per_batch)):
         shape = image_shape(transformer.model.config)
         pixels = pixel_values(transformer.processor, [each.image for each in chunk], shape)
-        inputs = prepare(transformer.model, {"pixel_values": pixels})
+        inputs = {"pixel_values": pixels}
         if not n_positions:  # this pass ends before the first block
             captured = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = captured.states[0].shape[1]

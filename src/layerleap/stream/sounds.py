@@ -18,7 +18,7 @@ from torch import Tensor
 
 from layerleap.errors import BadMedia, BadSettings, check_choice
 from layerleap.files import files_under
-from layerleap.models.discovery.probe import prepare, sound_shape
+from layerleap.models.discovery.probe import sound_shape
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
@@ -215,7 +215,7 @@ def _batch(
         "decoder_attention_mask": padded.inputs["attention_mask"],
     }
     gold = torch.tensor([token for example in examples for token in example.gold])
-    return replace(padded, inputs=prepare(transformer.model, inputs), gold=gold)
+    return replace(padded, inputs=inputs, gold=gold)
 
 
 def _checked(clips: Iterable[Any]) -> Iterator[Clip]:

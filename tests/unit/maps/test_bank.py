@@ -81,6 +81,32 @@ def test_a_loaded_bank_is_bit_identical_to_the_saved_one(llama, tmp_path, option
     loaded.check_model(llama)
 
 
+@pytest.mark.parametrize(
+    ("options", "settings", "kinds"),
+    [
+        ({}, {}, {"linear"}),
+        ({"rank": 3}, {}, {"low-rank"}),
+        ({"pairs": "all"}, {"lens": "tuned"}, {"linear", "tuned"}),
+    ],
+)
+def test_a_bank_saved_without_kinds_is_loaded_by_the_names_of_its_tensors(
+    llama, tmp_path, options, settings, kinds
+):
+    bank = fit(llama, sentences(30), **options)
+    bank = bank.changed(settings={**bank.settings, **settings})
+    config = bank._config()
+    del config["kinds"]
+    for one in config["fits"]:
+        one["train_r2_id"] = one.pop("train_r2_logit")
+    BANK.save(tmp_path / "bank", config, bank._tensors(), "")
+    loaded = ShortcutBank.from_pretrained(tmp_path / "bank")
+    assert_equal_banks(loaded, bank)
+    assert {one.kind for one in loaded.maps.values()} == kinds
+    tuned = {one.dst for one in loaded.maps.values() if one.kind == "tuned"}
+    assert tuned == ({3} if "tuned" in kinds else set())
+    assert loaded.kind == max(kinds)
+
+
 def test_a_bank_with_scores_keeps_them(tmp_path):
     bank = small_bank(quality=[{"layer": 0, "precision@1 linear": 0.125}], source="somebody")
     loaded = ShortcutBank.from_pretrained(str(bank.save_pretrained(str(tmp_path / "bank"))))

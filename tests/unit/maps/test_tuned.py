@@ -338,7 +338,7 @@ def test_a_tuned_bank_is_saved_and_loaded_bit_equal_and_says_what_it_is(case, tm
     assert Lens(model()).name == "logit"
     assert case.bank.lens(model()).name == "linear"
     assert set(lens.read("the cat sat").tracks) == {"logit", "tuned"}
-    assert "tuned (tuned lens)" in lens.read("the cat sat")._repr_html_()
+    assert "tuned lens" in lens.read("the cat sat")._repr_html_()
     assert "tuned" in loaded.source
     assert loaded.settings["tuning"]["start"] == "linear"
     assert loaded.settings["tuning"]["rows_seen"] == [1920] * 3
