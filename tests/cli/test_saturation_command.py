@@ -32,7 +32,7 @@ def test_it_prints_a_strip_and_writes_a_page(place: Path, tmp_path: Path) -> Non
     result = run("saturation", place / "model", TEXT, "--html", tmp_path / "strip.html")
     assert result.exit_code == 0, result.output
     assert "rank 5" in result.stdout
-    assert "id (logit lens)" in result.stdout
+    assert "logit lens" in result.stdout
     page = (tmp_path / "strip.html").read_text(encoding="utf8")
     assert TEXT in page
     assert page.count('title="rank ') == 6 * 5

@@ -35,7 +35,7 @@ from layerleap.files import cache_root
 from layerleap.maps.artifact import BANK
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve, solve_parts
-from layerleap.maps.map import Map
+from layerleap.maps.map import IdentityMap, Map
 from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.maps.settings import check_solving
 from layerleap.models.hooks.foreign import foreign_code, in_words
@@ -277,8 +277,8 @@ def worse_layers(scores: "Evaluation") -> list[int]:
     name, found = scores.maps[1], []
     for layer in range(scores.n_layers):
         at = {(row["map"], row["metric"]): row for row in scores.at(layer)}
-        kl, plain_kl = (at[each, "kl"]["value"] for each in (name, "logit"))
-        precision, plain = (at[each, "precision@1"] for each in (name, "logit"))
+        kl, plain_kl = (at[each, "kl"]["value"] for each in (name, IdentityMap.kind))
+        precision, plain = (at[each, "precision@1"] for each in (name, IdentityMap.kind))
         if kl > plain_kl or precision["value"] < plain["low"]:
             found.append(layer)
     return found

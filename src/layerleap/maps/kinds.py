@@ -16,13 +16,16 @@ PAPER_WORDS = {"id": "logit", "mat": "linear"}  # of "Jump to Conclusions"; not 
 def register_kind(kind: type[Map]) -> type[Map]:
     """Make a kind of map known by its name; usable as a decorator.
 
-    Raises `BadSettings` if another class has this name.
+    Raises `BadSettings` if another class has this name. A class that is defined again, as in a
+    notebook, replaces itself.
     """
-    if KINDS.setdefault(kind.kind, kind) is not kind:
+    known = KINDS.get(kind.kind, kind)
+    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise BadSettings(
-            f"there is a kind of map called {kind.kind!r} already: {KINDS[kind.kind].__name__}; "
-            "choose another name"
+            f"there is a kind of map called {kind.kind!r} already: {known.__name__}; choose "
+            "another name"
         )
+    KINDS[kind.kind] = kind
     return kind
 
 

@@ -13,7 +13,7 @@ from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.lens.evaluate import Evaluation, evaluate
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import fit
-from layerleap.maps.linear import LinearMap
+from layerleap.maps.linear import LinearMap, TunedMap
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
@@ -254,10 +254,11 @@ def test_the_bank_must_belong_to_the_model_and_reach_the_last_layer_from_every_l
 
 
 def test_a_tuned_bank_is_called_tuned(model):
-    tuned = identity_bank(model).changed(settings={"lens": "tuned"})
+    maps = [TunedMap(m.src, m.dst, m.weight) for m in identity_bank(model).maps.values()]
+    tuned = identity_bank(model).changed(maps=maps)
     actual = evaluate(model, tuned, TEXTS, SAMPLING)
     assert {row["map"] for row in actual.scores} == {"logit", "tuned"}
-    assert repr(actual).startswith(f"Evaluation(id and tuned of {model.identity.name} on given")
+    assert repr(actual).startswith(f"Evaluation(logit and tuned of {model.identity.name} on given")
 
 
 def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):

@@ -27,7 +27,7 @@ def llama():
 
 def test_a_strip_has_a_row_per_position_and_rank(llama):
     strip = Lens(llama).saturation(TEXT)
-    assert repr(strip) == "Strip(6 positions, ranks 1 to 5, layers 0 to 3, id)"
+    assert repr(strip) == "Strip(6 positions, ranks 1 to 5, layers 0 to 3, logit)"
     rows = list(strip.rows())
     assert [row["token"] for row in rows] == TEXT.split()
     assert [row["next"] for row in rows] == [*TEXT.split()[1:], None]

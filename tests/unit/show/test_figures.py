@@ -162,7 +162,7 @@ def test_a_sample_is_a_count_or_a_range_and_says_if_there_is_no_interval():
 def test_a_figure_is_described_for_those_who_hear_it():
     rows = [{"x": 0, "y": 0.25, "line": "linear"}, {"x": 4, "y": 1.0, "line": "linear"}]
     assert in_words(figure_of(rows), {"left": rows}) == (
-        "Made up. left, linear shortcuts: 0.25 at 0 to 1 at 4."
+        "Made up. left, linear: 0.25 at 0 to 1 at 4."
     )
 
 
