@@ -8,15 +8,15 @@ import torch
 import layerleap as ll
 from layerleap.act.debug.debugger import Debugger
 from layerleap.errors import BadArtifact, BadSettings
-from layerleap.maps import IdentityMap, LinearMap, LowRankMap, Map, TunedMap, register_kind
+from layerleap.maps import IdentityMap, LinearMap, LowRankMap, Map, TunedMap, Tuning, register_kind
 from layerleap.maps.kinds import KINDS, check_lens, kind_named, leading_kind, lens_title
-from layerleap.maps.translator import affine_of
 from layerleap.show.html.evaluation import evaluation_html
 from layerleap.show.html.readings import readings_html
 from layerleap.stats.collect import collect
 from tiny_models import sentences, tiny
 
 TEXTS = sentences(60)
+SHORT = Tuning(start="logit", max_rows=64, rows_per_step=32, check_every=1)
 
 
 # --- the kind ------------------------------------------------------------------------------------
@@ -115,7 +115,9 @@ def test_it_costs_and_is_refused_where_a_matrix_is_needed(bank):
     model = tiny("llama")
     assert bank[0, model.n_layers].flops == 0  # no matrix
     with pytest.raises(BadSettings, match="a map of the kind 'scaling' is not a matrix"):
-        affine_of(bank[0, model.n_layers], model.d_model)
+        ll.tune(model, bank, TEXTS)
+    tuned = ll.tune(model, bank, TEXTS, tuning=SHORT, evaluate=False, progress=False).bank
+    assert {one.kind for one in tuned.maps.values()} == {"tuned"}
 
 
 # --- the kinds of the package -------------------------------------------------------------------

@@ -340,7 +340,7 @@ def _r2_rows(errors: Mapping[str, MapErrors]) -> Iterator[dict[str, Any]]:
     tables = {label: one.table() for label, one in errors.items()}
     plain = IdentityMap.kind
     kinds = [(plain, plain, next(iter(tables.values())))]
-    kinds += [(errors[label].bank.kind, label, table) for label, table in tables.items()]
+    kinds += [(errors[label].kind, label, table) for label, table in tables.items()]
     for kind, label, table in kinds:
         ends = {row["src"]: row for row in table if row["map"] == kind}
         last = {"src": len(ends), "r2": 1.0, "low": 1.0, "high": 1.0}

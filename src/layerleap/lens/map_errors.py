@@ -40,10 +40,10 @@ class MapErrors:
         shape = (GROUPS + 1, bank.d_model)
         self.n = torch.zeros(GROUPS + 1, dtype=torch.float64)
         self.sums = torch.zeros(self.n_layers + 1, 2, *shape, dtype=torch.float64)  # y and y^2
-        self.names = tuple(dict.fromkeys((bank.kind, IdentityMap.kind)))
+        self.kind = bank.kind  # beside the identity
         self.errors = {
             name: {pair: torch.zeros(shape, dtype=torch.float64) for pair in self.pairs}
-            for name in self.names
+            for name in (self.kind, IdentityMap.kind)
         }
         self._buffer: list[tuple[dict[int, Tensor], Tensor]] = []
 
@@ -78,7 +78,7 @@ class MapErrors:
             self.sums[layer, 0] += member @ exact
             self.sums[layer, 1] += member @ exact.square()
         for src, dst in self.pairs:
-            predicted = {IdentityMap.kind: h[src], self.bank.kind: self.bank[src, dst](h[src])}
+            predicted = {IdentityMap.kind: h[src], self.kind: self.bank[src, dst](h[src])}
             for name, y in predicted.items():
                 self.errors[name][src, dst] += member @ (y - h[dst]).square().double()
 
@@ -112,7 +112,7 @@ class MapErrors:
             spread = self._spread(dst, weights, n)
             mapped, plain = (
                 _average(weights @ self.errors[name][src, dst], spread)
-                for name in (self.bank.kind, IdentityMap.kind)
+                for name in (self.kind, IdentityMap.kind)
             )
             rows.append({"src": src, "dst": dst, **self._estimate("value", mapped - plain, n)})
         return rows

@@ -185,8 +185,10 @@ class ShortcutBank:
         return BANK.save(folder, self._config(), self._tensors(), self.card())
 
     def digest(self) -> str:
-        """Hash of all numbers in the bank."""
+        """Hash of all numbers in the bank, and of what they mean."""
         digest = blake2b(digest_size=16)
+        for key, one in sorted(self._keys().items()):
+            digest.update(f"{key} {one.kind}".encode())
         for name, value in sorted(self._tensors().items()):
             digest.update(name.encode() + value.detach().cpu().float().numpy().tobytes())
         return digest.hexdigest()

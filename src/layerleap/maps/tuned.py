@@ -84,6 +84,12 @@ def tune_maps(
     return run.bank(), run.training.record
 
 
+def check_starts(bank: ShortcutBank, layers: Sequence[int] | None = None) -> None:
+    """Raise `BadSettings` if training cannot start at the maps of these layers."""
+    for layer in _layers(bank, layers):
+        affine_of(bank.maps[layer, bank.n_layers], bank.d_model)
+
+
 def _layers(bank: ShortcutBank, layers: Sequence[int] | None) -> list[int]:
     last = bank.n_layers
     available = [src for src in range(last) if (src, last) in bank.maps]
@@ -205,12 +211,10 @@ class _Run:
         saver.save()
 
     def _starts(self) -> list[Map]:
-        d = self.origin.d_model
         if self.tuning.start == "linear":
-            for each in self.closed:
-                affine_of(each, d)
+            check_starts(self.origin, self.layers)
             return list(self.closed)
-        # A matrix each: tensors that share memory cannot be saved.
+        d = self.origin.d_model  # a matrix each: tensors that share memory cannot be saved
         return [
             TunedMap(m.src, m.dst, weight=torch.eye(d, device=self.device)) for m in self.closed
         ]
