@@ -60,7 +60,7 @@ topk-attention: $(STAMP) ## How few keys and neurons are enough? The first model
 
 icl-and-gradient-descent: MODELS ?= smollm2
 icl-and-gradient-descent: ANSWER := --tokens answer
-icl-and-gradient-descent: ALL := --tokens all --lenses id
+icl-and-gradient-descent: ALL := --tokens all --lenses logit
 icl-and-gradient-descent: $(STAMP) ## In-context learning beside training, on answers and on all tokens (an hour)
 	$(foreach model,$(MODELS),$(call run,$(model),icl $(model) $(ANSWER)))
 	$(foreach model,$(MODELS),$(call run,$(model)-all-tokens,icl $(model) $(ALL)))

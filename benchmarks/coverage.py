@@ -230,7 +230,7 @@ def _pool(texts: int) -> Pool:
 
     scores = score(
         model,
-        {"id": Lens(model), "mat": Lens(model, bank)},
+        {"logit": Lens(model), "linear": Lens(model, bank)},
         batches_of(model, text, sampling, side="both", n_texts=texts),
         on_states=keep,
     )

@@ -37,7 +37,7 @@ SMALL = (
     "--rates",
     "0.001",
     "--lenses",
-    "id",
+    "logit",
 )
 
 

@@ -13,7 +13,7 @@ import torch
 from common import BUILD, MODEL, Row
 
 import layerleap as ll
-from layerleap.maps.linear import Source
+from layerleap.maps.linear import RidgeSolver
 from layerleap.maps.ridge import RidgeChooser
 from layerleap.maps.translator import Answers
 from layerleap.stats.moments import Moments
@@ -65,7 +65,7 @@ def _table(model: Any, sizes: tuple[float, ...]) -> Iterator[dict[str, Any]]:
     moments, held = Moments(model.n_layers, model.d_model), torch.zeros(0)
     wanted = list(sizes)
     for states, batch in _rows(model, "wikipedia", "every:2", ridge_share=0.1):
-        back = batch.held_back
+        back = batch.ridge_rows
         rows = torch.stack([h[back] for h in states], 1)
         held = torch.cat([held, rows])[:HELD_BACK] if len(held) else rows
         moments.add([h[~back] for h in states])
@@ -84,9 +84,9 @@ def _compared(
         started = time.perf_counter()
         chosen = chooser.choose(layer)
         seconds = time.perf_counter() - started
-        source = Source(moments, layer, False)
+        solver = RidgeSolver(moments, layer, False)
         kl = {
-            ridge: answers.compare(news[:, layer] @ source.solve(model.n_layers, ridge)[0].float())
+            ridge: answers.compare(news[:, layer] @ solver.solve(model.n_layers, ridge)[0].float())
             for ridge in {0.0, chosen}
         }
         mean = {ridge: round(float(each[0].mean()), 4) for ridge, each in kl.items()}

@@ -37,10 +37,10 @@ def _time(smoke: bool) -> Row:
     n_rounds = 1 if smoke else ROUNDS
     rounds = [batches[start::n_rounds] for start in range(n_rounds)]
     lens, counted = Lens(transformer), _Counted(transformer)
-    warm = saturate(transformer, {"id": counted}, rounds[0])["id"]  # warms up, and counts
+    warm = saturate(transformer, {"logit": counted}, rounds[0])["logit"]  # warms up, and counts
     samples = interleave(
         {
-            "ours": lambda number: saturate(transformer, {"id": lens}, rounds[number]),
+            "ours": lambda number: saturate(transformer, {"logit": lens}, rounds[number]),
             "peer": _readings(transformer, lens, rounds),
         },
         n_rounds,
@@ -140,7 +140,7 @@ def whole(n_texts: int) -> None:
     transformer = load(MODEL, dtype=torch.float32)
     few = Sampling(positions="every:4")
     examples = iter_examples(transformer, "wikipedia", few, side="held-out", n_texts=n_texts)
-    saturate(transformer, {"id": Lens(transformer)}, iter_batches(transformer, examples))
+    saturate(transformer, {"logit": Lens(transformer)}, iter_batches(transformer, examples))
 
 
 if __name__ == "__main__":

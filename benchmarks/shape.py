@@ -54,7 +54,7 @@ def _agreement(study: dict[str, Any]) -> Row:
 
 
 def _train_error(fits: list[dict[str, Any]]) -> Row:
-    behind = [[f["src"], f["dst"]] for f in fits if f["train_r2"] < f["train_r2_id"]]
+    behind = [[f["src"], f["dst"]] for f in fits if f["train_r2"] < f["train_r2_logit"]]
     return Row(
         "shape_train_error",
         len(fits) - len(behind),
@@ -64,7 +64,7 @@ def _train_error(fits: list[dict[str, Any]]) -> Row:
         ">=",
         detail={
             "note": "maps whose error on the training rows is not above that of the identity",
-            "samples": [[f["train_r2"], f["train_r2_id"]] for f in fits],
+            "samples": [[f["train_r2"], f["train_r2_logit"]] for f in fits],
             "behind": behind,
             "n": fits[0]["rows"] if fits else 0,
         },

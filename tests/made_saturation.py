@@ -38,7 +38,7 @@ def saturation(
         torch.arange(rows) // per_document,
         torch.arange(rows) % per_document,
         n_layers,
-        "id",
+        "logit",
     )
 
 

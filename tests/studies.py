@@ -220,7 +220,7 @@ def _fits(n_layers: int, rng: random.Random) -> list[Row]:
             "condition": 10 ** (7.5 - 2.2 * math.sin(src / n_layers * 2.6) + rng.gauss(0, 0.08)),
             "ridge": 0.0,
             "train_r2": 0.5 + 0.4 * src / n_layers,
-            "train_r2_id": -3.0 + 3 * src / n_layers,
+            "train_r2_logit": -3.0 + 3 * src / n_layers,
         }
         for src in range(n_layers)
         for dst in range(src + 1, n_layers + 1)

@@ -1,10 +1,17 @@
-"""Memory of this process: its peak, and returning freed memory to the system."""
+"""Memory: the budget for logits, the peak of this process, returning freed memory to the system."""
 
 import ctypes
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+LOGITS = 2**23  # logits held at a time: 32 MB in float32
+
+
+def rows_at_once(d_vocab: int) -> int:
+    """How many rows of logits fit the budget; results do not depend on it."""
+    return max(1, LOGITS // d_vocab)
 
 
 def peak_memory() -> float | None:

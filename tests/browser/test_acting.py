@@ -35,7 +35,7 @@ def test_results_are_marked_as_old_until_they_are_run_again(tab):
     page.press("#edit-spec", "Enter")
     page.wait_for_selector("#notice:text('the edits changed since')")
     assert page.locator(".gridbox.stale").count() == 1
-    page.select_option("#lens", "mat")
+    page.select_option("#lens", "linear")
     page.wait_for_selector("#notice:text('the lens and edits changed since')")
     page.click("#notice button")
     ran(page)

@@ -116,7 +116,7 @@ def test_fit_writes_a_bank_that_read_uses(folder: Path, bank: Path) -> None:
     result = run("read", folder, "the cat sat on", "--bank", bank, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert {row["map"] for row in found["readings"]} == {"id", "mat"}
+    assert {row["map"] for row in found["readings"]} == {"logit", "linear"}
     last = [r for r in found["readings"] if r["layer"] == found["n_layers"]]
     assert all(row["agrees"] for row in last)
 
@@ -560,12 +560,12 @@ def test_evaluate_compares_banks_and_writes_a_report(folder: Path, text: Path, t
     both = ("--bank", tmp_path / "one", "--bank", tmp_path / "two", *how)
     result = run("evaluate", folder, *both, "-o", tmp_path / "scores")
     assert result.exit_code == 0, result.output
-    for word in ("P@1", "KL", "id", "one", "two", "documents"):
+    for word in ("P@1", "KL", "logit", "one", "two", "documents"):
         assert word in result.output
     written = {path.name for path in (tmp_path / "scores").iterdir()}
     assert written == {f"evaluation.{kind}" for kind in ("html", "svg", "csv", "json")}
     printed = json.loads(run("evaluate", folder, *both, "--json").stdout)
-    assert {row["map"] for row in printed["scores"]} == {"id", "one", "two"}
+    assert {row["map"] for row in printed["scores"]} == {"logit", "one", "two"}
     refused(run("evaluate", folder, *both, "--side", "heldout"), "side is 'heldout'")
 
 

@@ -32,7 +32,7 @@ def test_it_prints_a_strip_and_writes_a_page(place: Path, tmp_path: Path) -> Non
     result = run("saturation", place / "model", TEXT, "--html", tmp_path / "strip.html")
     assert result.exit_code == 0, result.output
     assert "rank 5" in result.stdout
-    assert "id (logit lens)" in result.stdout
+    assert "logit lens" in result.stdout
     page = (tmp_path / "strip.html").read_text(encoding="utf8")
     assert TEXT in page
     assert page.count('title="rank ') == 6 * 5
@@ -44,7 +44,7 @@ def test_json_is_for_programs_and_a_bank_adds_its_own_strip(place: Path) -> None
     assert result.exit_code == 0, result.output
     plain = json.loads(result.stdout)
     kinds = [(row["map"], row["position"], len(row["ranks"])) for row in plain["saturation"]]
-    assert kinds == [(name, position, 2) for name in ("id", "mat") for position in (0, 5)]
+    assert kinds == [(name, position, 2) for name in ("logit", "linear") for position in (0, 5)]
 
 
 @pytest.mark.parametrize(

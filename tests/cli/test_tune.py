@@ -65,11 +65,11 @@ def test_tune_writes_a_bank_that_read_uses_and_leaves_no_work_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
     read = run("read", place / "model", "the cat sat", "--bank", tmp_path / "tuned", "--json")
     readings = json.loads(read.stdout)["readings"]
-    assert {row["map"] for row in readings} == {"id", "tuned"}
+    assert {row["map"] for row in readings} == {"logit", "tuned"}
 
 
 def test_tune_prints_a_line_per_layer(place: Path, tmp_path: Path) -> None:
-    result = tune(place, tmp_path / "tuned", "--start", "identity")
+    result = tune(place, tmp_path / "tuned", "--start", "logit")
     assert result.exit_code == 0, result.output
     assert "rows until ahead" in result.output
     assert "tuned: " in result.output

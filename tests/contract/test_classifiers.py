@@ -73,8 +73,8 @@ def test_a_text_classifier_is_fitted_evaluated_and_exited_early(name, documents)
     assert scores.n_documents > 5
     rows = {(r["map"], r["layer"], r["metric"]): r["value"] for r in scores.scores}
     last = transformer.n_layers
-    assert rows["mat", last, "precision@1"] == 1
-    assert rows["mat", last - 1, "kl"] < rows["id", last - 1, "kl"]
+    assert rows["linear", last, "precision@1"] == 1
+    assert rows["linear", last - 1, "kl"] < rows["logit", last - 1, "kl"]
     assert_exits(transformer, bank, documents)
 
 
@@ -85,16 +85,16 @@ def test_an_image_classifier_is_fitted_evaluated_and_exited_early(name, pictures
     scores = ll.evaluate(transformer, bank, pictures)
     rows = {(r["map"], r["layer"], r["metric"]): r["value"] for r in scores.scores}
     last = transformer.n_layers
-    assert rows["id", last, "precision@1"] == rows["mat", last, "precision@1"] == 1
-    assert rows["mat", last - 1, "r2"] > rows["id", last - 1, "r2"]
+    assert rows["logit", last, "precision@1"] == rows["linear", last, "precision@1"] == 1
+    assert rows["linear", last - 1, "r2"] > rows["logit", last - 1, "r2"]
     assert_exits(transformer, bank, pictures)
 
 
 def assert_exits(transformer, bank, source):
     """A strict rule gives the full model's answers, and a loose one leaves earlier."""
     batches = batches_of(transformer, source, Sampling(), side="held-out")
-    scores = score(transformer, {"mat": bank.lens(transformer)}, batches)
-    evidence = Evidence.from_scores(scores, "mat")
+    scores = score(transformer, {"linear": bank.lens(transformer)}, batches)
+    evidence = Evidence.from_scores(scores, "linear")
     never, always = (replay(Gap(lam, length=4.0), evidence) for lam in (1.112, -1.112))
     assert (never.layer == transformer.n_layers).all()
     assert never.agrees.all()
@@ -122,9 +122,9 @@ def test_suitability_of_an_image_classifier_pays_for_every_state_that_is_mapped(
         repeats=3,
     )
     assert result.answer in ("worth it", "not worth it", "cannot tell")
-    assert result.timing.context == result.costs["mat"].context == 17
+    assert result.timing.context == result.costs["linear"].context == 17
     states = 17 if transformer.row_kind == "sequence" else 1
-    assert result.costs["mat"].maps[0] == states * 2 * transformer.d_model**2
+    assert result.costs["linear"].maps[0] == states * 2 * transformer.d_model**2
 
 
 def test_averaging_states_and_mapping_them_commute():

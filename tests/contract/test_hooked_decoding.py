@@ -331,7 +331,7 @@ def test_a_real_model_steered_by_a_hook_on_a_block_writes_and_reads_as_it_is_ste
             ours = ll.generate(smollm2, prompt, max_new_tokens=8)
         with torch.no_grad():
             logits = model(ids).logits[0]
-        last = ll.read(smollm2, prompt, bank=None).tracks["id"].ids[-1, :, 0]
+        last = ll.read(smollm2, prompt, bank=None).tracks["logit"].ids[-1, :, 0]
     finally:
         handle.remove()
     assert ours.ids == theirs[0, ids.shape[1] :].tolist()

@@ -54,7 +54,7 @@ def scores(rng):
     rank = torch.tensor(rng.binomial(10, likely, (n, 4)))
     heavy = torch.tensor(rng.lognormal(0, 2, (n, 4)))
     columns = {"rank": rank, "surprisal": heavy, "kl": heavy}
-    table = score_table(documents, {name: {"id": v} for name, v in columns.items()}, {})
+    table = score_table(documents, {name: {"logit": v} for name, v in columns.items()}, {})
     bank = ShortcutBank(
         [LinearMap(0, 1, weight=torch.tensor(rng.normal(size=(d, d))).float() / 3)],
         model={"name": "made up"},

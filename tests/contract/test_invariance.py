@@ -125,7 +125,7 @@ def test_reading_a_batch_equals_reading_one_by_one(name, side):
         alone = Lens(wrapped(name)).read(text)
         assert batched.tokens == alone.tokens
         assert batched.positions == alone.positions
-        ours, theirs = batched.tracks["id"], alone.tracks["id"]
+        ours, theirs = batched.tracks["logit"], alone.tracks["logit"]
         assert torch.equal(ours.ids, theirs.ids)
         assert torch.equal(ours.agrees, theirs.agrees)
         for measure in ("probs", "kl", "surprisal"):
@@ -138,7 +138,7 @@ def test_reading_a_batch_equals_reading_one_by_one(name, side):
 def test_the_reading_of_the_last_layer_is_the_models_own_answer(name):
     transformer = wrapped(name)
     text = [9, 8, 7, 40, 12]
-    track = Lens(transformer).read(text).tracks["id"]
+    track = Lens(transformer).read(text).tracks["logit"]
     batch = collate(transformer, [Example(0, tuple(text), tuple(range(5)))])
     with torch.inference_mode():
         logits = transformer.model(**batch.inputs).logits[0]

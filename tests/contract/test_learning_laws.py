@@ -15,7 +15,6 @@ from layerleap.act.learning.lessons import lesson
 from layerleap.act.learning.observe import Prompt, observe
 from layerleap.act.learning.parameters import choose
 from layerleap.errors import BadSettings, NotFinite
-from layerleap.lens import lens as lens_module
 from layerleap.lens.lens import Lens
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
@@ -90,11 +89,8 @@ def test_gradients_are_those_of_one_backward_pass_of_torch(name, parameters, how
 def test_the_number_of_rows_at_a_time_changes_nothing(name, monkeypatch):
     model = wrapped(name)
     together = found(model, "layer-causal", "all")
-    import layerleap.act.learning.gradients as module
-
-    assert module.ENTRIES == lens_module.ENTRIES
     for entries in (61, 61 * 5, 61 * 17):
-        monkeypatch.setattr(module, "ENTRIES", entries)
+        monkeypatch.setattr("layerleap.memory.LOGITS", entries)
         apart = found(model, "layer-causal", "all")
         for parameter, value in together.tensors.items():
             torch.testing.assert_close(apart.tensors[parameter], value, rtol=1e-9, atol=1e-12)

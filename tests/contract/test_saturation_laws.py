@@ -62,21 +62,21 @@ def by_sorting(transformer, lens, batch, k):
 def test_saturation_layers_are_those_of_sorting_everything_at_every_layer(name):
     transformer = Transformer.wrap(build(name))
     batch = batch_of(transformer)
-    lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
+    lenses = {"logit": Lens(transformer), "linear": Lens(transformer, random_bank(transformer))}
     actual = saturate(transformer, lenses, [batch])
     for lens_name, lens in lenses.items():
         layers, tokens = by_sorting(transformer, lens, batch, 5)
         assert torch.equal(actual[lens_name].layer.long(), layers), lens_name
         assert torch.equal(actual[lens_name].tokens.long(), tokens), lens_name
-    assert len(set(actual["id"].layer.flatten().tolist())) > 1  # else it says nothing
+    assert len(set(actual["logit"].layer.flatten().tolist())) > 1  # else it says nothing
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bart", "vit"])
 def test_more_ranks_than_outputs_are_refused(name):
     transformer = Transformer.wrap(build(name))
-    batch, lenses = batch_of(transformer), {"id": Lens(transformer)}
+    batch, lenses = batch_of(transformer), {"logit": Lens(transformer)}
     outputs = transformer.d_vocab
-    assert saturate(transformer, lenses, [batch], k=outputs)["id"].k == outputs
+    assert saturate(transformer, lenses, [batch], k=outputs)["logit"].k == outputs
     with pytest.raises(BadSettings, match=f"{outputs + 1} ranks: .* has {outputs} outputs"):
         saturate(transformer, lenses, [batch], k=outputs + 1)
     with pytest.raises(BadSettings, match="choose 1 to"):
@@ -87,18 +87,18 @@ def test_more_ranks_than_outputs_are_refused(name):
 def test_a_model_with_one_layer_is_refused(name):
     transformer = Transformer.wrap(build(name, num_hidden_layers=1))
     with pytest.raises(BadSettings, match="has 1 layer, so no token can saturate before the last"):
-        saturate(transformer, {"id": Lens(transformer)}, [batch_of(transformer)])
+        saturate(transformer, {"logit": Lens(transformer)}, [batch_of(transformer)])
 
 
 @pytest.mark.parametrize("name", [*SEQ_TO_SEQ, *CLASS])
 def test_the_right_answer_is_the_token_that_follows_or_the_label_that_a_batch_brings(name):
     transformer = Transformer.wrap(build(name))
     batch = batch_of(transformer, rows=3)
-    actual = saturate(transformer, {"id": Lens(transformer)}, [batch], k=2)["id"]
+    actual = saturate(transformer, {"logit": Lens(transformer)}, [batch], k=2)["logit"]
     if name in CLASS:
         assert actual.gold.tolist() == [-1, -1, -1]
         labelled = Batch(**{**vars(batch), "gold": torch.tensor([4, 0, 2])})
-        actual = saturate(transformer, {"id": Lens(transformer)}, [labelled], k=2)["id"]
+        actual = saturate(transformer, {"logit": Lens(transformer)}, [labelled], k=2)["logit"]
         assert actual.gold.tolist() == [4, 0, 2]
     else:
         ids = batch.inputs["decoder_input_ids"]
@@ -113,7 +113,7 @@ KINDS = ["llama", "gemma2", "bert", "t5", "whisper", "vit"]
 def test_observed_readings_saturate_where_those_tracked_from_the_end_do(name):
     transformer = Transformer.wrap(build(name).double())
     batch = batch_of(transformer, rows=20)
-    lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
+    lenses = {"logit": Lens(transformer), "linear": Lens(transformer, random_bank(transformer))}
     observed = walked(transformer, lenses, [batch], share=0.5)[0]
     for lens_name, tracked in saturate(transformer, lenses, [batch]).items():
         for tensor in ("layer", "tokens", "gold", "documents", "positions"):
@@ -124,7 +124,7 @@ def test_observed_readings_saturate_where_those_tracked_from_the_end_do(name):
 def test_every_kind_of_model_has_random_walks(name):
     transformer = Transformer.wrap(build(name))
     batch = batch_of(transformer, rows=20)
-    lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
+    lenses = {"logit": Lens(transformer), "linear": Lens(transformer, random_bank(transformer))}
     real, walks = walked(transformer, lenses, [batch], share=0.5)
     for lens_name, walk in walks.items():
         double = walk.saturation
@@ -149,7 +149,7 @@ def test_an_untrained_model_with_tied_embeddings_often_says_its_input_from_the_s
     )
     transformer = Transformer.wrap(hf.GPT2LMHeadModel(config).eval())
     batch = batch_of(transformer, rows=20)
-    actual = saturate(transformer, {"id": Lens(transformer)}, [batch])["id"]
+    actual = saturate(transformer, {"logit": Lens(transformer)}, [batch])["logit"]
     own = batch.inputs["input_ids"][batch.keep] == actual.tokens[:, 0]
     assert own.double().mean() > 0.5
     assert (actual.layer[own, 0] == 0).double().mean() > 0.5

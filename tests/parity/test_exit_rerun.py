@@ -74,10 +74,10 @@ def between(values):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gemma2"])
-@pytest.mark.parametrize("through", ["id", "mat"])
+@pytest.mark.parametrize("through", ["logit", "linear"])
 def test_replay_exits_where_a_run_of_its_own_would(name, through):
     transformer = tiny(name)
-    bank = fit(transformer, DOCUMENTS) if through == "mat" else None
+    bank = fit(transformer, DOCUMENTS) if through == "linear" else None
     lens = Lens(transformer, bank)
     actual = iter_examples(transformer, DOCUMENTS, Sampling(), side="held-out", n_texts=12)
     examples = list({(e.ids, e.keep): e for e in actual}.values())

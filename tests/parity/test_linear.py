@@ -10,7 +10,8 @@ from sklearn.metrics import r2_score
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps import linear
-from layerleap.maps.linear import RIDGES, IdentityMap, moments_r2, solve, squared_error
+from layerleap.maps.linear import RIDGES, moments_r2, solve, squared_error
+from layerleap.maps.map import IdentityMap
 from layerleap.stats.collect import collect
 from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Sampling
@@ -150,7 +151,7 @@ def test_a_single_row_is_fitted_exactly_and_gives_finite_numbers(intercept):
     shortcut, fit = solved(x, y, intercept=intercept)
     assert_same(applied(shortcut, x), y)
     assert fit.rank == (0 if intercept else 1)
-    assert (fit.condition, fit.train_r2, fit.train_r2_id) == (1.0, 0.0, 0.0)
+    assert (fit.condition, fit.train_r2, fit.train_r2_logit) == (1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -189,7 +190,7 @@ def test_on_the_rows_fitted_on_no_coordinate_is_worse_than_with_the_identity():
     mat = squared_error(moments, 0, 1, shortcut.weight, None)
     plain = squared_error(moments, 0, 1, None, None)
     assert (mat <= plain).all()
-    assert fit.train_r2 >= fit.train_r2_id
+    assert fit.train_r2 >= fit.train_r2_logit
     assert_same(mat, ((x @ shortcut.weight.numpy() - y) ** 2).sum(0))
     assert_same(plain, ((x - y) ** 2).sum(0))
 
@@ -203,7 +204,7 @@ def test_the_same_holds_for_every_pair_of_layers_of_a_model(name):
             mat = squared_error(moments, src, shortcut.dst, shortcut.weight, None)
             plain = squared_error(moments, src, shortcut.dst, None, None)
             assert (mat <= plain * (1 + 1e-12) + 1e-12).all()
-            assert fit.train_r2 >= fit.train_r2_id
+            assert fit.train_r2 >= fit.train_r2_logit
             pairs += 1
     assert pairs == 6
 
@@ -217,7 +218,7 @@ def test_squared_errors_and_train_r2_are_those_of_the_rows(intercept):
     error = squared_error(moments, 0, 1, shortcut.weight, shortcut.bias)
     assert_same(error, ((predicted - y) ** 2).sum(0))
     assert fit.train_r2 == pytest.approx(r2_score(y, predicted, multioutput="uniform_average"))
-    assert fit.train_r2_id == pytest.approx(r2_score(y, x, multioutput="uniform_average"))
+    assert fit.train_r2_logit == pytest.approx(r2_score(y, x, multioutput="uniform_average"))
 
 
 def test_a_coordinate_that_never_varies_is_left_out_of_r2():
@@ -335,7 +336,7 @@ def test_the_automatic_ridge_is_the_brute_force_choice(noise, intercept):
         matrix = rng.normal(size=(12, 12))
         y = (x @ matrix + noise * rng.normal(size=(60, 12))) * np.logspace(-2, 2, 12) + 3
         parts = (x[:35], y[:35], x[35:], y[35:])
-        options = {"ridge": "auto", "held_back": moments_of(*parts[2:]), "intercept": intercept}
+        options = {"ridge": "auto", "ridge_rows": moments_of(*parts[2:]), "intercept": intercept}
         _, fit = solved(*parts[:2], **options)
         chosen.append(fit.ridge)
         if noise or not intercept:  # else candidates tie in all but rounding
@@ -349,21 +350,21 @@ def test_a_constant_coordinate_does_not_choose_the_ridge():
     y[:, :4] += 5 * x[:, :4]
     y[:, 4] = 7.0
     parts = (x[:30], y[:30], x[30:], y[30:])
-    _, fit = solved(*parts[:2], ridge="auto", held_back=moments_of(*parts[2:]))
+    _, fit = solved(*parts[:2], ridge="auto", ridge_rows=moments_of(*parts[2:]))
     others = (parts[0], parts[1][:, :4], parts[2], parts[3][:, :4])
     assert fit.ridge == brute_force_ridge(*others, intercept=False)
 
 
 def test_one_held_back_row_is_enough_to_choose_a_ridge():
     x, y = rows()
-    _, fit = solved(x[1:], y[1:], ridge="auto", held_back=moments_of(x[:1], y[:1]))
+    _, fit = solved(x[1:], y[1:], ridge="auto", ridge_rows=moments_of(x[:1], y[:1]))
     assert fit.ridge in RIDGES
 
 
-@pytest.mark.parametrize("held_back", [None, Moments(1, 7)])
-def test_an_automatic_ridge_without_rows_held_back_is_refused(held_back):
+@pytest.mark.parametrize("ridge_rows", [None, Moments(1, 7)])
+def test_an_automatic_ridge_without_rows_held_back_is_refused(ridge_rows):
     with pytest.raises(BadSettings, match="held back"):
-        solved(*rows(), ridge="auto", held_back=held_back)
+        solved(*rows(), ridge="auto", ridge_rows=ridge_rows)
 
 
 @pytest.mark.parametrize(
@@ -422,6 +423,6 @@ def test_the_laws_of_least_squares_hold_on_a_real_model(smollm2):
         mat = squared_error(moments, src, last, shortcut.weight, None)
         plain = squared_error(moments, src, last, None, None)
         assert (mat <= plain + 1e-9 * moments.xx(last).diagonal()).all()
-        assert fit.train_r2 > fit.train_r2_id
+        assert fit.train_r2 > fit.train_r2_logit
         normal = moments.xx(src) @ shortcut.weight
         assert_same(normal, moments.xy(src, last), 1e-6)

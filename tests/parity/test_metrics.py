@@ -268,7 +268,7 @@ def test_samples_drawn_in_parts_are_the_samples_drawn_at_once(monkeypatch):
 
 def predictions(measured, row):
     source = measured.states[row["src"]]
-    carried = source if row["map"] == "id" else measured.bank[row["src"], row["dst"]](source)
+    carried = source if row["map"] == "logit" else measured.bank[row["src"], row["dst"]](source)
     return measured.states[row["dst"]].double().numpy(), carried.double().numpy()
 
 

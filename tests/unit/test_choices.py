@@ -36,7 +36,7 @@ def evaluate(**choice: str) -> object:
             lambda: ll.fit(tiny("llama"), TEXTS, ridge="best"),
             "ridge 'best' .* 'auto' or a number",
         ),
-        (lambda: Tuning(start="zero"), "start is 'zero'; expected .*'mat', 'identity'"),
+        (lambda: Tuning(start="zero"), "start is 'zero'; expected .*'linear', 'logit'"),
         (
             lambda: folds_of(torch.arange(9), (9, 2), 3, "layer", 0),
             "by is 'layer'; expected .*'document', 'row', 'cell'",

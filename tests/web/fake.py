@@ -133,8 +133,8 @@ class FakeEngine:
                 for b in range(1, N_LAYERS + 1)
             ],
             "lenses": [
-                {"name": "id", "title": "logit lens"},
-                {"name": "mat", "title": "linear shortcut"},
+                {"name": "logit", "title": "logit lens"},
+                {"name": "linear", "title": "linear shortcuts"},
             ],
             "mask_token": None,
             "can_generate": True,

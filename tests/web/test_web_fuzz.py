@@ -102,7 +102,7 @@ PROMPTS = st.one_of(
     st.builds(lambda w: {"text": " ".join(w)}, st.lists(st.sampled_from(WORDS), max_size=12)),
     st.builds(lambda text: {"text": text}, st.text(max_size=20)),
 )
-COMMON = {"input": PROMPTS, "edits": EDITS, "lens": st.sampled_from(["id", "mat", ""])}
+COMMON = {"input": PROMPTS, "edits": EDITS, "lens": st.sampled_from(["logit", "linear", ""])}
 WATCHED = {**COMMON, "watch": st.none() | NUMBERS, "top": st.integers(0, 51)}
 QUESTIONS = st.one_of(
     st.tuples(st.just("trace"), st.fixed_dictionaries(WATCHED | {"selected": NUMBERS})),

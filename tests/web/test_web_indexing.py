@@ -208,10 +208,10 @@ def test_what_is_answered_between_two_pieces_of_the_build_and_the_index_are_the_
     ids = [token["id"] for token in engine.tokens(TEXT)]
 
     def answers():
-        options = {"lens": "id", "watch": None, "top": 3}
+        options = {"lens": "logit", "watch": None, "top": 3}
         trace = [
             {**frame, "seconds": 0}
-            for frame in Debugger(model).trace(ids, edits=["L2.N3=9"], lens="id", top=3)
+            for frame in Debugger(model).trace(ids, edits=["L2.N3=9"], lens="logit", top=3)
         ]
         cell = engine.cell(ids, block=2, position=1, edits=["L1.N2=off"], **options)
         return json.dumps([trace, cell])

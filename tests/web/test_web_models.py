@@ -245,7 +245,7 @@ def test_classifiers_show_their_classes(ask, family):
     [
         ("trace", {"input": {"ids": [5, 61]}}, "knows 0 to 60"),
         ("trace", {"input": {"ids": [5]}, "watch": 61}, "output 61"),
-        ("trace", {"input": {"ids": [5]}, "lens": "mat"}, "lens"),
+        ("trace", {"input": {"ids": [5]}, "lens": "linear"}, "lens"),
         ("trace", {"input": {"ids": [5] * 65}}, "at most 64"),
         ("trace", {"input": {"ids": [5]}, "edits": ["L4.N0=1"]}, "4"),
         ("trace", {"input": {"ids": [5]}, "edits": ["L1.N40=1"]}, "40"),
@@ -391,7 +391,7 @@ def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, mon
         reading, strip, effect = printed[3 * place : 3 * place + 3]
         body = {"input": {"ids": ids[place]}, "edits": [edit]}
         cells = grid_of(client, body)
-        top = reading[(reading["map"] == "id") & (reading["rank"] == 1)]
+        top = reading[(reading["map"] == "logit") & (reading["rank"] == 1)]
         assert len(top) == len(cells["before"])
         assert set(strip["position"]) == set(range(len(ids[place])))
         for row in top.itertuples():
@@ -443,10 +443,10 @@ def grid_of(client, body):
 )
 def test_the_python_reads_through_the_pages_own_bank(bank, said):
     model = {"name": "smollm2", "class": "LlamaForCausalLM", "fingerprint": "f", "bank": bank}
-    code = snippet(model, {"lens": "mat", "prompt": "a"})
+    code = snippet(model, {"lens": "linear", "prompt": "a"})
     assert said in code
     assert "ll.load('smollm2')" in code
-    assert "bank = None" in snippet(model, {"lens": "id", "prompt": "a"})
+    assert "bank = None" in snippet(model, {"lens": "logit", "prompt": "a"})
 
 
 def test_the_python_does_not_load_a_class_by_its_name():

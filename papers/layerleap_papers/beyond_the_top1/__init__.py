@@ -44,12 +44,12 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
     yield Box(
-        "id", "id, the logit lens", "The state of a layer is read as it is. Nothing is fitted."
+        "logit", "the logit lens", "The state of a layer is read as it is. Nothing is fitted."
     )
-    if result.row("order", lens="mat"):
+    if result.row("order", lens="linear"):
         yield Box(
-            "mat",
-            "mat, the linear shortcut",
+            "linear",
+            "the linear shortcut",
             "One matrix per layer, fitted by least squares on other documents, predicts the last "
             "state; the model's own head reads the prediction.",
         )

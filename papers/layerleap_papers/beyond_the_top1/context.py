@@ -52,7 +52,7 @@ class SaturationContext(TextContext[SaturationSettings]):
         if deficient:
             self.note(
                 f"{len(deficient)} of {len(bank.fits)} maps were fitted on fewer independent rows "
-                f"than the {bank.d_model} that they need: fit on more before you judge mat."
+                f"than the {bank.d_model} that they need: fit on more before you judge its maps."
             )
         return bank
 
@@ -74,9 +74,9 @@ class SaturationContext(TextContext[SaturationSettings]):
     @cached_property
     def observed(self) -> SaturationData:
         """The model on the text, through the logit lens and through the bank if there is one."""
-        lenses = {"id": Lens(self.model)}
+        lenses = {"logit": Lens(self.model)}
         if self.bank is not None:
-            lenses["mat"] = Lens(self.model, self.bank)
+            lenses["linear"] = Lens(self.model, self.bank)
         return self._observe(self.model, lenses, "read")
 
     def twin(self) -> SaturationData:
@@ -85,7 +85,7 @@ class SaturationContext(TextContext[SaturationSettings]):
         Not kept: it takes as much memory as the model.
         """
         twin = untrained(self.model, seed=self.settings.seed)
-        return self._observe(twin, {"id": Lens(twin)}, "twin")
+        return self._observe(twin, {"logit": Lens(twin)}, "twin")
 
     def _observe(self, model: Transformer, lenses: Mapping[str, Lens], role: str) -> SaturationData:
         """One pass over the text, or what an earlier run saved of it."""

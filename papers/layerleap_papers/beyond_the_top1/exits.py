@@ -158,7 +158,9 @@ def costs_of(data: SaturationData, bank: ShortcutBank | None, tokens: int) -> di
     """By lens, what blocks, maps and heads cost in a text of so many tokens."""
     costs = {}
     for lens in data.lenses:
-        cost = measure_cost(data.transformer, tokens=tokens, bank=bank if lens == "mat" else None)
+        cost = measure_cost(
+            data.transformer, tokens=tokens, bank=bank if lens == "linear" else None
+        )
         if data.transformer.kind != "next-token":  # one answer takes the whole input
             cost = replace(cost, blocks=tuple(cost.context * block for block in cost.blocks))
         costs[lens] = cost
@@ -199,7 +201,7 @@ def _prompts(context: SaturationContext, judged: Mapping[str, Judged]) -> list[T
 def _texts(context: SaturationContext, rules: Rules, prompts: list[Tensor]) -> list[Row]:
     """What the rules write that look at states only."""
     shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
-    banks = {"id": None, "mat": context.bank}
+    banks = {"logit": None, "linear": context.bank}
     return replayed.early_texts(context.model, banks, shown, prompts[0][0].tolist())
 
 
@@ -232,7 +234,7 @@ def compared(task: Row, others: list[Row]) -> str:
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
     n_layers = result.model["n_layers"]
-    for lens in ("id", "mat"):
+    for lens in ("logit", "linear"):
         saved = saved_by_rule(result, lens)
         if not saved:
             continue
@@ -295,13 +297,13 @@ def _speeds(rows: list[Row]) -> Iterator[Finding]:
 
 
 def _claim(result: StudyResult) -> Verdict:
-    saved = saved_by_rule(result, "id")
+    saved = saved_by_rule(result, "logit")
     if not saved:
         return untested("early exit could not be studied; see the notes")
     rows = [saved[rule] for rule in ("task", "gap", "similarity")]
     return Verdict(
         all_of(above(difference(rows[0], row)) for row in rows[1:]),
-        f"layers saved at {TARGET:.0%} agreement through id: "
+        f"layers saved at {TARGET:.0%} agreement through the logit lens: "
         + ", ".join(f"{row['rule']} {row['value']:.2f} ({flops_words(row)})" for row in rows),
         "Yes if the interval of the task rule is above those of both other rules.",
     )
@@ -309,7 +311,7 @@ def _claim(result: StudyResult) -> Verdict:
 
 # Figures and tables.
 
-MAPS = ("id", "mat")
+MAPS = ("logit", "linear")
 MEASURES = {"agreement": "agreement", "accuracy": "right answers"}
 
 

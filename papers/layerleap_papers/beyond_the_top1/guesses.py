@@ -179,7 +179,7 @@ def words(row: Row) -> str:
 
 
 def _claim(result: StudyResult) -> Verdict:
-    rows = [row for row in result.rows("guesses", lens="id") if row["p"] is not None]
+    rows = [row for row in result.rows("guesses", lens="logit") if row["p"] is not None]
     if not rows:
         return untested("too few rows to test; the findings say how many are needed")
     answers = [confirmed(above(row), row["p"] <= LEVEL) for row in rows]

@@ -203,10 +203,10 @@ def tables_of(context: SaturationContext, data: SaturationData, model: str) -> T
     plan = PairSettings.of(data.transformer.n_layers, reach=s.reach, limit=s.pairs, seed=s.seed)
     tables = intervene(
         data.transformer,
-        data.lenses["id"],
+        data.lenses["logit"],
         data.batches(),
-        data.saturation["id"],
-        data.evidence["id"],
+        data.saturation["logit"],
+        data.evidence["logit"],
         data.states,
         plan,
         progress=context.progress,

@@ -61,14 +61,14 @@ def live_exits(
 ) -> list[Row]:
     """One row per lens and rule, after one for the model that never exits.
 
-    The bank is that of the lens "mat", if rules read through it; rules are by lens and name.
+    The bank is that of the lens "linear", if rules read through it; rules are by lens and name.
     """
     if not generates_text(transformer):
         raise BadSettings(f"{transformer.identity.name} does not generate text token by token")
     _decode(transformer, None, Never(), prompts[:1], tokens)
     rows: list[Row] = []
     for number, ((lens, name), rule) in enumerate(rules.items(), 1):
-        sides = {"full": (None, Never()), "rule": (bank if lens == "mat" else None, rule)}
+        sides = {"full": (None, Never()), "rule": (bank if lens == "linear" else None, rule)}
         order = list(sides) if number % 2 else list(reversed(sides))
         # The full model runs again each time, and the order alternates, to cancel timing drift.
         timed = {side: _decode(transformer, *sides[side], prompts, tokens) for side in order}

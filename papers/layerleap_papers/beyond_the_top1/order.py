@@ -56,7 +56,7 @@ from layerleap_papers.beyond_the_top1.tau import (
 FEWEST_DOCUMENTS = 5  # with fewer, swapping whole documents cannot give p <= 0.05
 FILTER_DEPTH = 0.85  # the paper's filter keeps rows with s_1 up to this share of the depth
 NEEDED = 30  # rows with a tau, for a test to be made
-LENSES = {"id": "the logit lens (id)", "mat": "the linear shortcuts (mat)"}
+LENSES = {"logit": "the logit lens", "linear": "the linear shortcuts"}
 
 
 def described(saturation: Saturation, walk: RandomWalk | None = None) -> Tables:
@@ -330,7 +330,7 @@ TOO_FEW = "too few positions have a rank that saturates; see the notes"
 
 
 def _ordered(result: StudyResult) -> Verdict:
-    selections = [tau for tau in result.rows("tau", lens="id") if tau["value"] is not None]
+    selections = [tau for tau in result.rows("tau", lens="logit") if tau["value"] is not None]
     if not selections:
         return untested(TOO_FEW)
     return Verdict(
@@ -343,8 +343,8 @@ def _ordered(result: StudyResult) -> Verdict:
 
 
 def _growing(result: StudyResult) -> Verdict:
-    steps = result.rows("steps", lens="id", filtered=False)
-    places = [row["value"] for row in result.rows("places", lens="id", filtered=False)]
+    steps = result.rows("steps", lens="logit", filtered=False)
+    places = [row["value"] for row in result.rows("places", lens="logit", filtered=False)]
     if None in places or not places:
         return untested(TOO_FEW)
     grows = all_of(above(step) for step in steps)
@@ -380,7 +380,7 @@ CLAIMS = (
     Claim("The mean saturation rank grows with every rank from 1 to 5.", _growing),
     Claim(
         "In speech, only the first three ranks saturate in order.",
-        lambda result: only_first_three(result.rows("steps", lens="id")),
+        lambda result: only_first_three(result.rows("steps", lens="logit")),
         when=lambda result: bool(result.model["reads"] == "sound"),
     ),
 )

@@ -46,8 +46,8 @@ def _boxes(result: StudyResult) -> Iterator[Box]:
     )
     if result.rows("carried"):
         yield Box(
-            "mat",
-            "mat, the linear shortcut",
+            "linear",
+            "the linear shortcut",
             "One matrix per layer, fitted by least squares on other documents, predicts the last "
             "state from an earlier one.",
         )

@@ -50,12 +50,12 @@ def _run(context: EmbeddingContext) -> Tables:
         if not blocks:
             continue
         columns: dict[tuple[str, str], dict[int, Tensor]] = {}
-        for state in ("raw", "mat"):
+        for state in ("raw", "linear"):
             for source in (OWN, OTHERS):
                 columns[state, source] = {b: matches.shares[way, b, state, source] for b in blocks}
             columns[state, LEAD] = {b: matches.lead(way, b, state) for b in blocks}
-        columns["mat", GAIN] = {
-            b: columns["mat", LEAD][b] - columns["raw", LEAD][b] for b in blocks
+        columns["linear", GAIN] = {
+            b: columns["linear", LEAD][b] - columns["raw", LEAD][b] for b in blocks
         }
         rows += layer_rows(matches, columns, way=way)
     if not rows:
@@ -128,7 +128,7 @@ def _keeps(result: StudyResult) -> Verdict:
 def _findings(result: StudyResult) -> Iterator[Finding]:
     for way in WAYS:
         gain = _mean(result, way=way, measure=GAIN)
-        leads = [_mean(result, way=way, state=state, measure=LEAD) for state in ("mat", "raw")]
+        leads = [_mean(result, way=way, state=state, measure=LEAD) for state in ("linear", "raw")]
         if gain is None or None in leads:
             continue
         mat, raw = (in_points(row) for row in leads if row is not None)
@@ -147,7 +147,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
-    lens = {"raw": "id", "mat": "mat"}
+    lens = {"raw": "logit", "linear": "linear"}
     for way in WAYS:
         for state, name in lens.items():
             for row in _rows(result, way=way, state=state, measure=LEAD):
@@ -163,7 +163,7 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 def _kept_points(result: StudyResult) -> Iterator[Row]:
     for row in kept.points(result, "carried_kept", *INVERSES):
-        line = "mat" if row["panel"] == CARRIED else "id"
+        line = "linear" if row["panel"] == CARRIED else "logit"
         yield {**row, "line": line, "panel": row["line"].capitalize()}
 
 
@@ -174,8 +174,8 @@ def _gain_rows(result: StudyResult) -> Iterator[Row]:
 
 
 LINES = {
-    "mat": Line("carried (mat)", LENSES["mat"].colour),
-    "id": Line("as it is", LENSES["id"].colour, "s", "dashed"),
+    "linear": Line("carried by the map", LENSES["linear"].colour),
+    "logit": Line("as it is", LENSES["logit"].colour, "s", "dashed"),
 }
 SECTION = Section(
     "carried",

@@ -55,7 +55,7 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
         if deficient:
             self.note(
                 f"{len(deficient)} of {len(bank.fits)} maps were fitted on fewer independent rows "
-                f"than the {bank.d_model} that they need: fit on more before you judge mat."
+                f"than the {bank.d_model} that they need: fit on more before you judge its maps."
             )
         return bank
 

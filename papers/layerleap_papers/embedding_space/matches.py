@@ -22,7 +22,7 @@ OWN, OTHERS = "own", "other documents"
 class Matches:
     """R_k of every row: by way, block, state and source of the vectors.
 
-    States: "raw", the layer's own; "last", that of the last layer; "mat", the layer's own carried
+    States: "raw", the layer's own; "last", that of the last; "linear", the layer's own carried
     to the last layer. Sources: the position itself, or one of another document.
     """
 
@@ -59,8 +59,8 @@ def match(
         used = torch.cat([observed.active[way, block].rows.flatten() for way in ways]).unique()
         ends = top_ids(vectors(model, block, kind)[used], matrix, k, "high", "low")
         states = {"raw": observed.tops["raw"][:, block - 1], "last": observed.tops["raw"][:, -1]}
-        if "mat" in observed.tops:
-            states["mat"] = observed.tops["mat"][:, block - 1]
+        if "linear" in observed.tops:
+            states["linear"] = observed.tops["linear"][:, block - 1]
         for way in ways:
             given = _tokens(observed.active[way, block], used, ends)
             for state, wanted in states.items():

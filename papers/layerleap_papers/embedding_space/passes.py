@@ -55,7 +55,7 @@ class Observed:
 
     documents: Tensor  # (row,)
     active: dict[tuple[str, int], Active]  # by way and block
-    tops: dict[str, Tensor]  # "raw", and "mat" if there is a bank: ids (row, layer from 1 on, k)
+    tops: dict[str, Tensor]  # "raw", and "linear" if there is a bank: ids (row, layer from 1 on, k)
     states: Tensor  # one state of each row, at a random layer: (row, d_model)
     layers: Tensor  # that layer, below the last: (row,)
 
@@ -103,7 +103,7 @@ def observe(
     The first position of a text is left out where later ones can be read: in most models its state
     is an outlier that says nothing about the text.
     """
-    lenses = {"raw": Lens(model)} | ({} if bank is None else {"mat": Lens(model, bank)})
+    lenses = {"raw": Lens(model)} | ({} if bank is None else {"linear": Lens(model, bank)})
     blocks = [_Block(model, block, settings.active) for block in range(1, model.n_layers + 1)]
     sites = [site for block in blocks for site in block.sites]
     kept, texts = _Kept(), 0

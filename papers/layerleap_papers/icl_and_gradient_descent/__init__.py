@@ -61,14 +61,14 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
     yield Box(
-        "id",
+        "logit",
         "Layer-causal gradient descent",
         "Every block has its own loss: its output is read as if it were the last layer's. Nothing "
         "flows back from later blocks, as nothing does in context.",
     )
     if len(result.settings["lenses"]) > 1:
         yield Box(
-            "mat",
+            "linear",
             "Through shortcuts",
             "The same, but a block's output is first mapped to the last layer by a linear map that "
             "was fitted on other text, which reads it far better.",

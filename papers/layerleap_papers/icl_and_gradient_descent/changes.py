@@ -174,7 +174,7 @@ def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
             "changes", task=task, way=way, measure=measure, control=""
         )
         for task in working(result)
-        for way in ("gd", "lcgd-id")
+        for way in ("gd", "lcgd-logit")
     }
 
 
@@ -242,7 +242,7 @@ def _closer(result: StudyResult) -> Verdict:
     for task in working(result):
         a, b = (
             result.row("changes", task=task, way=way, measure="jaccard", control="")
-            for way in ("lcgd-id", "gd")
+            for way in ("lcgd-logit", "gd")
         )
         rows.append((task, None if a is None or b is None else difference(a, b)))
     return judged(
@@ -251,7 +251,7 @@ def _closer(result: StudyResult) -> Verdict:
         lambda _, row: above(row),
         "yes if the two intervals do not meet on all tasks that are learned in context",
         "{:+.2f}",
-        ("lcgd-id", "gd"),
+        ("lcgd-logit", "gd"),
     )
 
 

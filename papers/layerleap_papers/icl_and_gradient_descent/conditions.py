@@ -40,7 +40,7 @@ from layerleap_papers.icl_and_gradient_descent.context import FAILED, IclContext
 
 CURVE_QUERIES = 25  # on which similarity is measured after fewer demonstrations
 READ_QUERIES = 50  # whose layers are read: each layer goes through the whole head
-CONTROLLED = ("gd", "lcgd-id")  # the paper's ways, which get the controls that cost training
+CONTROLLED = ("gd", "lcgd-logit")  # the paper's ways, which get the controls that cost training
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,9 +93,9 @@ class IclContext(Context[IclSettings]):
     @cached_property
     def lenses(self) -> dict[str, Lens]:
         """The lenses of the layer-causal loss, by way of training."""
-        lenses = {"lcgd-id": Lens(self.model)}
-        if "mat" in self.settings.lenses:
-            lenses["lcgd-mat"] = Lens(self.model, self.bank)
+        lenses = {"lcgd-logit": Lens(self.model)}
+        if "linear" in self.settings.lenses:
+            lenses["lcgd-linear"] = Lens(self.model, self.bank)
         if "tuned" in self.settings.lenses:
             lenses["lcgd-tuned"] = Lens(self.model, self.tuned)
         return lenses

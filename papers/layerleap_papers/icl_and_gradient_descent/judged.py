@@ -179,7 +179,7 @@ def _layers(measure: str) -> Claim:
                 if row["value"] is not None
             ]
             own: list[Answer] = [above(row) for row in rows]
-            if reason := idle_words(result, task, "lcgd-id", "gd"):
+            if reason := idle_words(result, task, "lcgd-logit", "gd"):
                 answers.append("cannot tell")
                 seen.append(f"{task} {reason}")
                 continue
@@ -205,7 +205,7 @@ def _above_control(control: str, text: str) -> Claim:
         seen: list[str] = []
         is_measured = False
         for task in working(result):
-            for way in ("gd", "lcgd-id"):
+            for way in ("gd", "lcgd-logit"):
                 over = control if control == "noise/" else f"{way}/{control}"
                 row = lead(result, task, "aou", f"{way}/", over)
                 is_idle = not learns(result, {"task": task, "way": way})
@@ -230,14 +230,14 @@ CLAIMS = (
         "Layer-causal gradient descent is closer to in-context learning than plain "
         "gradient descent (SimAOU).",
         "aou",
-        "lcgd-id/",
+        "lcgd-logit/",
         "gd/",
     ),
     _lead_claim(
         "Layer-causal gradient descent is closer to in-context learning than plain "
         "gradient descent (SimAM delta).",
         "amd",
-        "lcgd-id/",
+        "lcgd-logit/",
         "gd/",
     ),
     _layers("aou"),
@@ -248,29 +248,29 @@ CLAIMS = (
         "Through linear shortcuts, layer-causal training is closer than through the logit "
         "lens (SimAOU; not in the paper).",
         "aou",
-        "lcgd-mat/",
-        "lcgd-id/",
+        "lcgd-linear/",
+        "lcgd-logit/",
     ),
     _lead_claim(
         "Through linear shortcuts, layer-causal training is closer than through the logit "
         "lens (SimAM delta; not in the paper).",
         "amd",
-        "lcgd-mat/",
-        "lcgd-id/",
+        "lcgd-linear/",
+        "lcgd-logit/",
     ),
     _lead_claim(
         "Through tuned maps, layer-causal training is closer than through the logit lens "
         "(SimAOU; not in the paper).",
         "aou",
         "lcgd-tuned/",
-        "lcgd-id/",
+        "lcgd-logit/",
     ),
     _lead_claim(
         "Through tuned maps, layer-causal training is closer than through the logit lens "
         "(SimAM delta; not in the paper).",
         "amd",
         "lcgd-tuned/",
-        "lcgd-id/",
+        "lcgd-logit/",
     ),
     _above_control("noise/", "SimAOU is higher than that of isotropic noise."),
     _above_control(

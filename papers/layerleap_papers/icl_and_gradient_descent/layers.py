@@ -42,7 +42,7 @@ CONTROLS_HERE = (
     "lens could read, and layers of untrained blocks predict at random, so neither is a control "
     "here."
 )
-LENSES = {"id": "the logit lens", "mat": "shortcuts", "tuned": "tuned maps"}
+LENSES = {"logit": "the logit lens", "linear": "shortcuts", "tuned": "tuned maps"}
 
 
 def tables(context: IclContext) -> Tables:
@@ -116,7 +116,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     for task in names(result):
         rows = {
             row["case"]: row
-            for row in result.rows("readings", task=task, lens="id", layer=None, control="")
+            for row in result.rows("readings", task=task, lens="logit", layer=None, control="")
         }
         known = [case for case in ("zero-shot", *NAMES) if case in rows]
         if known:
@@ -135,7 +135,7 @@ def _claim(way: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         rows = []
         for task in working(result):
-            where = {"task": task, "lens": "id", "case": way, "layer": None, "control": ""}
+            where = {"task": task, "lens": "logit", "case": way, "layer": None, "control": ""}
             row = result.row("readings", **where)
             lead = None if row is None else {k: row[f"lead_{k}"] for k in ("value", "low", "high")}
             rows.append((task, lead))
@@ -157,7 +157,7 @@ def _claim(way: str) -> Claim:
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("readings", lens="id", control=""):
+    for row in result.rows("readings", lens="logit", control=""):
         if row["layer"] is not None:
             yield {
                 **row,
@@ -222,7 +222,7 @@ SECTION = Section(
     lead="A lens reads what every layer would predict. After training, do layers predict what they "
     "predict in context, and do predictions settle at the same layer? " + CONTROLS_HERE,
     findings=findings,
-    claims=over_seeds(_claim("gd"), _claim("lcgd-id")),
+    claims=over_seeds(_claim("gd"), _claim("lcgd-logit")),
     figures=FIGURES,
     tables=TABLES,
 )

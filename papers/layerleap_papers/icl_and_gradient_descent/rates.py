@@ -39,8 +39,8 @@ from layerleap_papers.icl_and_gradient_descent.works import names, panel
 
 LINES = {
     "gd": Line("gradient descent", "orange", marker="s", style="dashed"),
-    "lcgd-id": Line("layer-causal (logit lens)", "blue"),
-    "lcgd-mat": Line("layer-causal (shortcuts)", "purple", marker="^"),
+    "lcgd-logit": Line("layer-causal (logit lens)", "blue"),
+    "lcgd-linear": Line("layer-causal (shortcuts)", "purple", marker="^"),
     "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
 }
 LOSSES = {"answer": "the answers", "all": "all tokens of the demonstrations, as in the paper"}

@@ -14,7 +14,7 @@ from layerleap.errors import BadSettings, check_choice
 from layerleap.stream.tasks import Task, parse_labels, require_decoder
 from layerleap.study import Settings, option
 
-LENSES = ("id", "mat", "tuned")
+LENSES = ("logit", "linear", "tuned")
 SHOTS = (1, 2, 4, 8, 16, 32)
 
 
@@ -73,8 +73,8 @@ class IclSettings(Settings):
     )
     lenses: tuple[str, ...] = option(
         LENSES,
-        "What the layer-causal loss is read through: id (logit lens, as in the paper), mat (linear "
-        "shortcuts), tuned (tuned lens); separated by commas.",
+        "What the layer-causal loss is read through: logit (logit lens, as in the paper), linear "
+        "(linear shortcuts), tuned (tuned lens); separated by commas.",
         parse=_words,
     )
     parameters: str = option(
@@ -110,10 +110,12 @@ class IclSettings(Settings):
             raise BadSettings(f"rates are {list(self.rates)}; expected numbers above 0")
         for lens in self.lenses:
             check_choice(lens, LENSES, "lenses")
-        if "id" not in self.lenses:
-            raise BadSettings("lenses lack id, the paper's; expected id, alone or with mat, tuned")
+        if "logit" not in self.lenses:
+            raise BadSettings(
+                "lenses lack logit, the paper's; expected logit, alone or with linear, tuned"
+            )
         check_choice(self.tokens, Tokens, "tokens")
-        unused = {"bank": {"mat", "tuned"}, "tuned": {"tuned"}}
+        unused = {"bank": {"linear", "tuned"}, "tuned": {"tuned"}}
         for name, users in unused.items():
             if getattr(self, name) is not None and not users & set(self.lenses):
                 raise BadSettings(f"a {name} bank was given, but lenses are {self.lenses}")
@@ -139,7 +141,7 @@ class IclSettings(Settings):
             queries=min(self.queries, 30),
             search=min(self.search, 10),
             rates=_few(self.rates),
-            lenses=("id",),
+            lenses=("logit",),
             bank=None,
             tuned=None,
         )

@@ -75,8 +75,12 @@ def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
 
 def _leads(cells: list[dict[str, Tensor]], place: Row, ways: tuple[str, ...]) -> Iterator[Row]:
     """Paired differences of layer means, query by query."""
-    pairs = [("lcgd-id/", "gd/"), ("lcgd-mat/", "lcgd-id/"), ("lcgd-tuned/", "lcgd-id/")]
-    pairs += [("lcgd-mat/", "gd/"), ("lcgd-tuned/", "gd/")]
+    pairs = [
+        ("lcgd-logit/", "gd/"),
+        ("lcgd-linear/", "lcgd-logit/"),
+        ("lcgd-tuned/", "lcgd-logit/"),
+    ]
+    pairs += [("lcgd-linear/", "gd/"), ("lcgd-tuned/", "gd/")]
     for way in ways:
         pairs += [(f"{way}/", f"{way}/{control}") for control in CONTROLS if control]
         pairs += [(f"{way}/", "noise/")]
@@ -97,7 +101,7 @@ def paired_mean(x: Tensor, y: Tensor) -> Tensor:
 def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
     """Layer-causal minus plain gradient descent at every layer."""
     for measure in ("aou", "amd"):
-        a, b = (merged(cells, f"{measure}/{way}/") for way in ("lcgd-id", "gd"))
+        a, b = (merged(cells, f"{measure}/{way}/") for way in ("lcgd-logit", "gd"))
         if a and b:
             gaps = [x.double() - y.double() for x, y in zip(a, b, strict=True)]
             for layer, one in enumerate(nested_means(gaps), start=1):
@@ -122,7 +126,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             if not known:
                 continue
             words = ", ".join(f"{interval(row)} for {NAMES[way]}" for way, row in known)
-            gap = lead(result, task, measure, "lcgd-id/", "gd/")
+            gap = lead(result, task, measure, "lcgd-logit/", "gd/")
             closer = (
                 "" if gap is None else (f" Layer-causal minus plain: {interval(gap, '{:+.3f}')}.")
             )
@@ -168,7 +172,7 @@ def _controls(result: StudyResult) -> Iterator[Row]:
     """Mean SimAOU of both ways of the paper, with every control."""
     order = ["", "untrained", "labels", "queries"]
     for task in names(result):
-        for way in ("gd", "lcgd-id"):
+        for way in ("gd", "lcgd-logit"):
             for control in order:
                 if (row := mean(result, task, "aou", way, control)) is not None:
                     yield {

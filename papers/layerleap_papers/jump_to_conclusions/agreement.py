@@ -262,6 +262,7 @@ FIGURES = (
         "five or ten. Higher is better.",
         lambda r: _points(r, *PRECISIONS),
         y=Axis("share of states", "share"),
+        lines=curves.LENSES,
     ),
     Figure(
         "surprisal",
@@ -270,6 +271,7 @@ FIGURES = (
         "model's surprisal at its own top token; it is not 0.",
         lambda r: _points(r, "surprisal"),
         y=Axis("surprisal (nats)", low=0),
+        lines=curves.LENSES,
         marks=curves.floor,
         size=(5.2, 3.6),
         narrow=True,
@@ -281,6 +283,7 @@ FIGURES = (
         "better. At the last layer it is 0, which a log scale cannot show.",
         lambda r: _points(r, "kl"),
         y=Axis("KL divergence (nats)", "log"),
+        lines=curves.LENSES,
         size=(5.2, 3.6),
         narrow=True,
     ),

@@ -41,7 +41,7 @@ def laws(tables: Tables) -> list[Row]:
         for a, b in pairwise(found[f"precision@{k}"] for k in (1, 5, 10))
     )
     fits = tables["fits"]
-    behind = [f for f in fits if f["train_r2"] < f["train_r2_id"] - 1e-9 and not f["ridge"]]
+    behind = [f for f in fits if f["train_r2"] < f["train_r2_logit"] - 1e-9 and not f["ridge"]]
     tail = tables["tail"]
     tail_holds = all(row["rows"] > 0 and row["agreement"] >= LEAST_AGREEMENT for row in tail)
     laws = (
@@ -141,7 +141,7 @@ TABLES = (
             Column("condition", form="{:.1e}"),
             Column("ridge", form="{:g}"),
             Column("train_r2", "train R\u00b2 mat", "{:.3f}"),
-            Column("train_r2_id", "train R\u00b2 id", "{:.3f}"),
+            Column("train_r2_logit", "train R\u00b2 id", "{:.3f}"),
         ),
     ),
     Table(

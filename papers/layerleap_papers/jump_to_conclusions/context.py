@@ -25,6 +25,7 @@ from layerleap.models import KINDS, Recording, record, replaceable
 from layerleap.stats import SavedStates
 from layerleap.stream import Batch, iter_examples
 from layerleap.study import FitContext, Fitted, Row
+from layerleap_papers.jump_to_conclusions.curves import in_paper_words
 from layerleap_papers.jump_to_conclusions.settings import ShortcutSettings
 from layerleap_papers.jump_to_conclusions.trained import Trained, bank_of, train
 
@@ -131,7 +132,7 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         errors = MapErrors(self.bank) if text == self.text else None
         scores = self.scores(text, self.banks, errors)
         r2 = {
-            "r2": [] if errors is None else errors.table(),
+            "r2": [] if errors is None else in_paper_words(errors.table()),
             "r2_lead": [] if errors is None else errors.leads(),
         }
         path = self._reading_file(text)

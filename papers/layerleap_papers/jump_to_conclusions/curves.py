@@ -1,18 +1,30 @@
 """Curves of the readings: which rows of the tables, and how they become points of a figure."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from layerleap import StudyResult
 from layerleap.lens import ANY, Bounds, Scores, lasting, mean_interval, score_table
-from layerleap.study import Mark, Row
+from layerleap.study import LENSES as LOOKS, Mark, Row
 
 PRECISIONS = ("precision@1", "precision@5", "precision@10")
 METRICS = (*PRECISIONS, "surprisal", "kl")
 MAPS = ("mat", "tuned", "id")  # in the order of figures and tables
 LENS_OF = {"-": "id", "tuned": "tuned"}  # by label of the fit; all other fits are mat
+PAPER_WORDS = {"logit": "id", "linear": "mat"}  # what the paper calls lenses, as do its tables
+LENSES = {
+    "mat": replace(LOOKS["linear"], label="mat (linear shortcut)"),
+    "tuned": replace(LOOKS["tuned"], label="tuned (tuned lens)"),
+    "id": replace(LOOKS["logit"], label="id (logit lens)"),
+}
+
+
+def in_paper_words(rows: Iterable[Row]) -> list[Row]:
+    """The rows with lenses called as in the paper."""
+    return [{**row, "map": PAPER_WORDS.get(row["map"], row["map"])} for row in rows]
 
 
 def estimates(documents: Tensor, values: Tensor, bounds: Bounds = ANY) -> list[Row]:

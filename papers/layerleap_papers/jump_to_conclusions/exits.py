@@ -7,7 +7,6 @@ from layerleap.act.exits import Cost, measure_cost
 from layerleap.study import (
     CLOSE_UP,
     CLOSE_UP_PANEL,
-    LENSES,
     RULE_LINES,
     Axis,
     Claim,
@@ -31,7 +30,7 @@ from layerleap.study import (
     untested,
 )
 from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.curves import MAPS, point
+from layerleap_papers.jump_to_conclusions.curves import LENSES, MAPS, point
 
 TARGET = 0.95  # the paper's agreement, also that of the rules that generate texts
 PROMPT = 12  # tokens that generated texts continue

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from layerleap import StudyResult
-from layerleap.study import LENSES, Box, Picture, Tile, percent
-from layerleap_papers.jump_to_conclusions.curves import both, half_layers, token_of
+from layerleap.study import Box, Picture, Tile, percent
+from layerleap_papers.jump_to_conclusions.curves import LENSES, both, half_layers, token_of
 
 COMPARED = ("mat", "id")
 
@@ -29,13 +29,13 @@ def about(result: StudyResult) -> Iterator[str]:
 def boxes(result: StudyResult) -> Iterator[Box]:
     """The lenses."""
     yield Box(
-        "mat",
+        "linear",
         "mat, the linear shortcut",
         "One matrix per layer, fitted by least squares, predicts the last state from an early one. "
         "The model's own output head then reads the prediction.",
     )
     yield Box(
-        "id",
+        "logit",
         "id, the logit lens",
         "The output head reads the early state as it is, as if it were the last one. Nothing is "
         "fitted. It is the baseline that a shortcut has to beat.",

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from layerleap import StudyResult
 from layerleap.lens import GROUPS
 from layerleap.study import (
-    LENSES,
     Axis,
     Claim,
     Figure,
@@ -20,7 +19,7 @@ from layerleap.study import (
     untested,
 )
 from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.curves import is_masked
+from layerleap_papers.jump_to_conclusions.curves import LENSES, is_masked
 
 
 def tables(context: ShortcutContext) -> Tables:

@@ -209,7 +209,7 @@ LINES = {
 LINES |= {
     f"{kind} +b": Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
     for kind, line in LINES.items()
-}
+} | curves.LENSES
 
 
 def _points(result: StudyResult, metric: str) -> Iterator[Row]:

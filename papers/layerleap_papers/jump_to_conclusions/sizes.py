@@ -10,7 +10,6 @@ from layerleap import StudyResult, load
 from layerleap.errors import BadSettings
 from layerleap.lens import finite
 from layerleap.study import (
-    LENSES,
     Axis,
     Claim,
     Column,
@@ -30,7 +29,13 @@ from layerleap.study import (
     short,
 )
 from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.curves import is_masked, is_next, point, score_rows
+from layerleap_papers.jump_to_conclusions.curves import (
+    LENSES,
+    is_masked,
+    is_next,
+    point,
+    score_rows,
+)
 
 CLOSE = 0.1  # curves that are less apart count as the same
 

@@ -85,7 +85,7 @@ def train(
     tuning = Tuning(max_rows=settings.tuned_rows, seed=settings.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record: list[Row] = []
-    ways: dict[Literal["identity", "mat"], float] = {"identity": IDENTITY_SHARE, "mat": 1.0}
+    ways: dict[Literal["logit", "linear"], float] = {"logit": IDENTITY_SHARE, "linear": 1.0}
     for way, share in ways.items():
         # A whole number of checks, so that both are checked after the same numbers of rows.
         checks = max(1, round(share * tuning.steps / tuning.check_every))

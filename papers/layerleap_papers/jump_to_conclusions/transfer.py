@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from layerleap import StudyResult
 from layerleap.study import (
-    LENSES,
     Axis,
     Claim,
     Column,
@@ -22,7 +21,7 @@ from layerleap.study import (
     untested,
 )
 from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.curves import estimates, is_masked, point
+from layerleap_papers.jump_to_conclusions.curves import LENSES, estimates, is_masked, point
 
 COLOURS = ("blue", "green", "pink", "olive")  # of fits, in their order
 
@@ -125,6 +124,7 @@ FIGURES = (
         "the maps describe the model and not the text.",
         _points,
         y=Axis("agreement", "share"),
+        lines={"id": LENSES["id"]},
         size=(4.6, 3.6),
     ),
 )

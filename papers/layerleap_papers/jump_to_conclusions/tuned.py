@@ -9,14 +9,19 @@ from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import score_rows
 
 STARTS = {"mat": "the closed form", "identity": "the identity"}
+START_NAMES = {"linear": "mat", "logit": "identity"}  # as in the paper
+
+
+def _named(rows: list[Row]) -> list[Row]:
+    return [{**row, "start": START_NAMES[row["start"]]} for row in rows]
 
 
 def run(context: ShortcutContext) -> Tables:
     """How training went, and the scores of the trained lens on held-out text."""
     trained = context.trained
     return {
-        "tuned": [{**row, **trained.stopping} for row in summary(trained.progress)],
-        "tuned_progress": trained.progress,
+        "tuned": [{**row, **trained.stopping} for row in _named(summary(trained.progress))],
+        "tuned_progress": _named(trained.progress),
         "tuned_scores": [
             row
             for text, reading in context.readings.items()

@@ -35,8 +35,8 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box("mat", "embedding kernel", "From the two output matrices alone; no data is used.")
-    yield Box("id", "folded kernel", "The same with final norms folded in, and means left out.")
+    yield Box("linear", "embedding kernel", "From the two output matrices alone; no data is used.")
+    yield Box("logit", "folded kernel", "The same with final norms folded in, and means left out.")
     yield Box("tuned", "fitted kernel", "Least squares on the states of both models over a text.")
 
 

@@ -39,7 +39,7 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
     yield Box(
-        "mat",
+        "linear",
         "Top-k attention",
         "The softmax over the k highest scores of each query. Scores are all computed, so time "
         "stays quadratic in length; only memory does not.",

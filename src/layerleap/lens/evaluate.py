@@ -19,6 +19,7 @@ from layerleap.lens.map_errors import MapErrors
 from layerleap.lens.scores import score
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
+from layerleap.maps.map import IdentityMap
 from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
@@ -39,7 +40,7 @@ Bank = ShortcutBank | str | Path  # a bank, its folder or hub name, or "default"
 class Evaluation:
     """The scores of banks and of the logit lens on one text.
 
-    `scores` has one row per map, layer and metric: map ("id" is the logit lens), layer, metric,
+    `scores` has one row per map, layer and metric: map ("logit" is the logit lens), layer, metric,
     value, low and high (a 95 % interval over documents), rows and documents. At the last layer all
     maps read the model itself: precision and R2 are 1, KL is 0, surprisal is -ln p_max.
     """
@@ -57,7 +58,7 @@ class Evaluation:
 
     @property
     def maps(self) -> list[str]:
-        """The names of the maps, "id" first."""
+        """The names of the maps, the logit lens first."""
         return list(dict.fromkeys(row["map"] for row in self.scores))
 
     def at(self, layer: int) -> list[dict[str, Any]]:
@@ -75,8 +76,8 @@ class Evaluation:
             row: dict[str, Any] = {"layer": layer, "rows": self.n_rows}
             for metric in ("precision@1", "kl", "r2"):
                 for one in self.at(layer):
-                    if one["metric"] == metric and one["map"] in ("id", name):
-                        row[metric if one["map"] == name else f"{metric} of id"] = one["value"]
+                    if one["metric"] == metric and one["map"] in (IdentityMap.kind, name):
+                        row[metric if one["map"] == name else f"{metric} of logit"] = one["value"]
             table.append(row)
         return table
 
@@ -224,7 +225,7 @@ def evaluate(
             for one in errors.values():
                 one.add(states, batch)
 
-        lenses = {"id": Lens(transformer)}
+        lenses = {IdentityMap.kind: Lens(transformer)}
         lenses |= {label: Lens(transformer, one) for label, one in banks.items()}
         try:
             scores = score(
@@ -279,7 +280,7 @@ def _named_banks(
             is_named = isinstance(one, str | Path) and len(given) > 1
             label = Path(str(one)).name if is_named else Lens(transformer, found).name
         taken = [label, *(f"{label} {number}" for number in range(2, len(given) + 2))]
-        banks[next(name for name in taken if name not in {"id", *banks})] = found
+        banks[next(name for name in taken if name not in {IdentityMap.kind, *banks})] = found
     if not banks:
         raise BadSettings("there is no bank to evaluate; expected at least one")
     return banks
@@ -337,7 +338,9 @@ def _too_little(text: str, rows: int, documents: int, left_out: int) -> BadText:
 def _r2_rows(errors: Mapping[str, MapErrors]) -> Iterator[dict[str, Any]]:
     """R2 in the form of the other metrics; the last layer predicts itself."""
     tables = {label: one.table() for label, one in errors.items()}
-    kinds = [("id", "id", next(iter(tables.values()))), *(("mat", *one) for one in tables.items())]
+    plain = IdentityMap.kind
+    kinds = [(plain, plain, next(iter(tables.values())))]
+    kinds += [(errors[label].kind, label, table) for label, table in tables.items()]
     for kind, label, table in kinds:
         ends = {row["src"]: row for row in table if row["map"] == kind}
         last = {"src": len(ends), "r2": 1.0, "low": 1.0, "high": 1.0}

@@ -18,7 +18,9 @@ from layerleap.lens.readings import Readings, Track
 from layerleap.lens.sweep import Sweep
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
-from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.maps.kinds import kind_named
+from layerleap.maps.map import IdentityMap, Map
+from layerleap.memory import rows_at_once
 from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.identity import caveats
 from layerleap.models.inputs import without_padding
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
 
 Batched = Prompts | Mapping[str, Any]  # several prompts, or a tokenizer's batch
 PASS_TOKENS = 4096  # padded tokens of several texts that share a pass
-ENTRIES = 2**23  # logits held at a time: 32 MB in float32
 
 
 class Lens:
@@ -76,10 +77,13 @@ class Lens:
 
     @property
     def name(self) -> str:
-        """`id` without a bank, `mat` with one, `tuned` if its maps were trained."""
-        if self.bank is None:
-            return "id"
-        return "tuned" if self.bank.settings.get("lens") == "tuned" else "mat"
+        """The kind of its maps: `logit` without a bank, else such as `linear` or `tuned`."""
+        return IdentityMap.kind if self.bank is None else self.bank.kind
+
+    @property
+    def title(self) -> str:
+        """The name in words, such as "logit lens"."""
+        return kind_named(self.name).title
 
     def check_model(self) -> None:
         """Raise `WrongModel` if the weights were changed since the lens was made."""
@@ -94,7 +98,7 @@ class Lens:
             self.transformer.identity.to_dict() if self.bank is None else self.bank.model
         )
 
-    def map(self, layer: int) -> LinearMap | IdentityMap:
+    def map(self, layer: int) -> Map:
         """The map from `layer` to the last layer."""
         last = self.transformer.n_layers
         return IdentityMap(layer, last) if self.bank is None else self.bank[layer, last]
@@ -192,7 +196,8 @@ class Lens:
 
     def _lenses(self) -> dict[str, "Lens"]:
         """The logit lens, and this lens if it has a bank."""
-        return {"id": Lens(self.transformer)} | ({self.name: self} if self.bank is not None else {})
+        plain = Lens(self.transformer)
+        return {plain.name: plain} | ({self.name: self} if self.bank is not None else {})
 
     def _examples(
         self, texts: Sequence[Any], positions: Sequence[int] | None
@@ -364,6 +369,6 @@ def require_finite(compared: Comparison | Track, reader: str, layer: int) -> Non
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:
     """Slices of rows whose logits fit the budget; results do not depend on the size."""
-    size = max(1, ENTRIES // d_vocab)
+    size = rows_at_once(d_vocab)
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from layerleap.lens.intervals import finite, jackknife
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.map import IdentityMap
 from layerleap.stream.examples import Batch
 
 BUFFER_ROWS = 512  # rows collected before errors are computed
@@ -39,9 +40,10 @@ class MapErrors:
         shape = (GROUPS + 1, bank.d_model)
         self.n = torch.zeros(GROUPS + 1, dtype=torch.float64)
         self.sums = torch.zeros(self.n_layers + 1, 2, *shape, dtype=torch.float64)  # y and y^2
+        self.kind = bank.kind  # beside the identity
         self.errors = {
             name: {pair: torch.zeros(shape, dtype=torch.float64) for pair in self.pairs}
-            for name in ("mat", "id")
+            for name in (self.kind, IdentityMap.kind)
         }
         self._buffer: list[tuple[dict[int, Tensor], Tensor]] = []
 
@@ -76,9 +78,9 @@ class MapErrors:
             self.sums[layer, 0] += member @ exact
             self.sums[layer, 1] += member @ exact.square()
         for src, dst in self.pairs:
-            for name, predicted in (("mat", self.bank[src, dst](h[src])), ("id", h[src])):
-                error = (predicted - h[dst]).square().double()
-                self.errors[name][src, dst] += member @ error
+            predicted = {IdentityMap.kind: h[src], self.kind: self.bank[src, dst](h[src])}
+            for name, y in predicted.items():
+                self.errors[name][src, dst] += member @ (y - h[dst]).square().double()
 
     def table(self) -> list[dict[str, Any]]:
         """One row per map and pair of layers."""
@@ -103,15 +105,16 @@ class MapErrors:
         return table
 
     def leads(self) -> list[dict[str, Any]]:
-        """R2 of mat minus R2 of id by pair of layers, with paired intervals."""
+        """R2 of the maps minus R2 of the identity by pair of layers, with paired intervals."""
         weights, n = self._weights()
         rows = []
         for src, dst in self.pairs:
             spread = self._spread(dst, weights, n)
-            mat, plain = (
-                _average(weights @ self.errors[name][src, dst], spread) for name in ("mat", "id")
+            mapped, plain = (
+                _average(weights @ self.errors[name][src, dst], spread)
+                for name in (self.kind, IdentityMap.kind)
             )
-            rows.append({"src": src, "dst": dst, **self._estimate("value", mat - plain, n)})
+            rows.append({"src": src, "dst": dst, **self._estimate("value", mapped - plain, n)})
         return rows
 
     def _weights(self) -> tuple[Tensor, Tensor]:

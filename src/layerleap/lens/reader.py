@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from layerleap.lens import lens as budget
 from layerleap.lens.intervals import POSITIVE, SHARE, Documents, finite
 from layerleap.lens.lens import chunks, require_finite
 from layerleap.lens.metrics import DEPTH, Comparison, Reference
+from layerleap.memory import rows_at_once
 from layerleap.models.transformer import Transformer
 
 PRECISIONS = (1, 5, 10)
@@ -70,7 +70,7 @@ class RowQueue:
         self._n_rows += len(rows[self.transformer.n_layers])
         last = rows[self.transformer.n_layers]
         states = 1 if last.dim() == 2 else last.shape[1]  # per row
-        if self._n_rows * states >= min(QUEUE_ROWS, budget.ENTRIES // self.transformer.d_vocab):
+        if self._n_rows * states >= min(QUEUE_ROWS, rows_at_once(self.transformer.d_vocab)):
             self.flush()
 
     def flush(self) -> None:

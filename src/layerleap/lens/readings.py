@@ -39,7 +39,7 @@ class Readings:
 
     tokens     the text, token by token
     positions  the positions that were read
-    tracks     by map: "id" is the logit lens, "mat" (or "tuned") the bank's shortcuts
+    tracks     by map: "logit" is the logit lens, "linear" (or "tuned", ...) the bank's maps
     """
 
     tokens: list[str]

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from layerleap.brief import Brief
 from layerleap.errors import BadText, ModelRefused
-from layerleap.lens import lens as budget
 from layerleap.lens.intervals import finite
 from layerleap.lens.lens import Lens, chunks
 from layerleap.lens.reader import MEASURES, LogitObserver, Predictor, Reader, score_table
-from layerleap.memory import give_back
+from layerleap.memory import give_back, rows_at_once
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -199,8 +198,8 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
     is_read = batch.keep.any(1)
     if not is_read.any():
         return
-    room = budget.ENTRIES // (transformer.d_vocab * batch.keep.shape[1])
-    few = batch.texts(is_read & (is_read.cumsum(0) <= max(1, room)))
+    room = rows_at_once(transformer.d_vocab * batch.keep.shape[1])
+    few = batch.texts(is_read & (is_read.cumsum(0) <= room))
     last = transformer.n_layers
     # Where rows depend on their neighbours, the tail has to get all those that the model's got.
     is_whole = "rows" in dict(transformer.identity.loosened) and transformer.pooling is None

@@ -4,6 +4,14 @@ from .kernel import (
     fit_kernels as fit_kernels,
     shared_tokens as shared_tokens,
 )
-from .linear import FitReport as FitReport, solve as solve
+from .kinds import kind_named as kind_named, register_kind as register_kind
+from .linear import (
+    FitReport as FitReport,
+    LinearMap as LinearMap,
+    LowRankMap as LowRankMap,
+    TunedMap as TunedMap,
+    solve as solve,
+)
+from .map import IdentityMap as IdentityMap, Map as Map
 from .settings import Tuning as Tuning, check_solving as check_solving
 from .tuned import summary as summary, tune_maps as tune_maps

@@ -15,7 +15,9 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, BadSettings, OtherModelWarning, WrongModel
 from layerleap.maps.artifact import BANK, require_identity
 from layerleap.maps.card import model_card
-from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
+from layerleap.maps.kinds import kind_by_tensors, kind_named, leading_kind
+from layerleap.maps.linear import FitReport
+from layerleap.maps.map import IdentityMap, Map
 from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
 from layerleap.stream.split import pack_fingerprints, unpack_fingerprints
@@ -38,12 +40,12 @@ class ShortcutBank:
 
     def __init__(
         self,
-        maps: Iterable[LinearMap],
+        maps: Iterable[Map],
         *,
         model: Mapping[str, Any],
         n_layers: int,
         d_model: int,
-        parts: Mapping[tuple[int, str], LinearMap] | None = None,
+        parts: Mapping[tuple[int, str], Map] | None = None,
         fits: Iterable[FitReport] = (),
         settings: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
@@ -63,7 +65,7 @@ class ShortcutBank:
         self.source = source  # the program that fitted it
         self.documents = None if documents is None else frozenset(documents)
 
-    def __getitem__(self, pair: tuple[int, int]) -> LinearMap | IdentityMap:
+    def __getitem__(self, pair: tuple[int, int]) -> Map:
         """The map from src to dst; the identity if both are the same layer."""
         src, dst = pair
         if src == dst and 0 <= src <= self.n_layers:
@@ -91,6 +93,15 @@ class ShortcutBank:
     def is_final_only(self) -> bool:
         """True if the bank holds a map from every layer to the last, and no others."""
         return set(self.maps) == {(src, self.n_layers) for src in range(self.n_layers)}
+
+    @property
+    def kind(self) -> str:
+        """The kind of its maps to the last layer, which names lenses; of several, the leading one.
+
+        See `maps.kinds.leading_kind`.
+        """
+        final = {m.kind for (_, dst), m in self.maps.items() if dst == self.n_layers}
+        return leading_kind(final or {m.kind for m in self.maps.values()})
 
     def check_model(self, transformer: Transformer) -> None:
         """Raise `WrongModel` unless the bank was fitted on exactly these weights."""
@@ -174,22 +185,29 @@ class ShortcutBank:
         return BANK.save(folder, self._config(), self._tensors(), self.card())
 
     def digest(self) -> str:
-        """Hash of all numbers in the bank."""
+        """Hash of all numbers in the bank, and of what they mean."""
         digest = blake2b(digest_size=16)
+        for key, one in sorted(self._keys().items()):
+            digest.update(f"{key} {one.kind}".encode())
         for name, value in sorted(self._tensors().items()):
             digest.update(name.encode() + value.detach().cpu().float().numpy().tobytes())
         return digest.hexdigest()
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _keys(self) -> dict[str, Map]:
+        """Every map by the key it is saved under."""
         keys = {f"{src}-{dst}": m for (src, dst), m in self.maps.items()}
-        keys |= {f"{PART}{block}.{part}": m for (block, part), m in self.parts.items()}
-        return {f"{key}.{name}": t for key, m in keys.items() for name, t in m.tensors().items()}
+        return keys | {f"{PART}{block}.{part}": m for (block, part), m in self.parts.items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        keys = self._keys().items()
+        return {f"{key}.{name}": t for key, m in keys for name, t in m.tensors().items()}
 
     def _config(self) -> dict[str, Any]:
         fits = [fit.to_dict() for fit in (*self.fits.values(), *self.part_fits.values())]
         documents = None if self.documents is None else pack_fingerprints(self.documents)
         own = {key: getattr(self, key) for key in FIELDS}
-        return {**own, "fits": fits, "documents": documents}
+        kinds = {key: kind_named(m.kind).kind for key, m in self._keys().items()}
+        return {**own, "fits": fits, "documents": documents, "kinds": kinds}
 
     @classmethod
     def from_pretrained(
@@ -199,8 +217,8 @@ class ShortcutBank:
         path, config, tensors = BANK.load(source, revision=revision, token=token)
         try:
             require_identity(config["model"])
-            maps, parts = _grouped(tensors)
-            fits = [FitReport(**fit) for fit in config["fits"]]
+            maps, parts = _grouped(tensors, config.get("kinds") or _kinds_before(tensors, config))
+            fits = [FitReport.from_dict(fit) for fit in config["fits"]]
             packed = config.get("documents")  # banks of older versions do not have it
             documents = None if packed is None else unpack_fingerprints(packed)
             own = {key: config[key] for key in FIELDS}
@@ -228,18 +246,35 @@ class ShortcutBank:
 FIELDS = ("source", "model", "n_layers", "d_model", "settings", "data", "quality")
 
 
-def _grouped(tensors: Mapping[str, Tensor]) -> tuple[list[LinearMap], dict[Any, LinearMap]]:
+def _grouped(
+    tensors: Mapping[str, Tensor], kinds: Mapping[str, str]
+) -> tuple[list[Map], dict[tuple[int, str], Map]]:
     """The maps of layers and of parts, from the tensors that `ShortcutBank._tensors` named."""
-    named: dict[str, dict[str, Tensor]] = {}
-    for key, value in sorted(tensors.items()):
-        owner, _, name = key.rpartition(".")
-        named.setdefault(owner, {})[name] = value
+    named: dict[str, dict[str, Tensor]] = {key: {} for key in kinds}
+    for name, value in sorted(tensors.items()):
+        key, _, own = name.rpartition(".")
+        named[key][own] = value
     maps, parts = [], {}
-    for owner, own in named.items():
-        if owner.startswith(PART):
-            block, part = owner.removeprefix(PART).split(".")
-            parts[int(block), part] = LinearMap(int(block) - 1, int(block), **own)
+    for key, own_tensors in named.items():
+        kind = kind_named(kinds[key])
+        if key.startswith(PART):
+            block, part = key.removeprefix(PART).split(".")
+            parts[int(block), part] = kind.from_tensors(int(block) - 1, int(block), own_tensors)
         else:
-            src, dst = owner.split("-")
-            maps.append(LinearMap(int(src), int(dst), **own))
+            src, dst = map(int, key.split("-"))
+            maps.append(kind.from_tensors(src, dst, own_tensors))
     return sorted(maps, key=lambda m: (m.src, m.dst)), dict(sorted(parts.items()))
+
+
+def _kinds_before(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of each map in a bank that was saved when banks did not say it."""
+    named: dict[str, list[str]] = {}
+    for name in tensors:
+        key, _, own = name.rpartition(".")
+        named.setdefault(key, []).append(own)
+    is_tuned = config["settings"].get("lens") == "tuned"
+    last = f"-{config['n_layers']}"
+    return {
+        key: kind_by_tensors(names, tuned=is_tuned and key.endswith(last))
+        for key, names in named.items()
+    }

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerleap.maps.kinds import kind_named
+from layerleap.maps.map import Map
+
 if TYPE_CHECKING:
     from layerleap.maps.bank import ShortcutBank
 
@@ -14,7 +17,7 @@ def model_card(bank: "ShortcutBank") -> str:
     name = bank.model["name"]
     sections = [
         _metadata(bank),
-        [f"# Linear shortcuts for {name}", "", *_description(bank)],
+        [f"# {_kind(bank).title.capitalize()} for {name}", "", *_description(bank)],
         [
             "## How to use",
             "",
@@ -38,9 +41,13 @@ def model_card(bank: "ShortcutBank") -> str:
 
 def _metadata(bank: "ShortcutBank") -> list[str]:
     name = bank.model["name"]
-    tags = ["layerleap", "interpretability", "tuned-lens" if _is_tuned(bank) else "linear-shortcut"]
+    tags = ["layerleap", "interpretability", _kind(bank).title.replace(" ", "-")]
     base = [f"base_model: {name}"] if _is_hub_name(name) else []
     return ["---", "library_name: layerleap", *base, "tags:", *(f"- {tag}" for tag in tags), "---"]
+
+
+def _kind(bank: "ShortcutBank") -> type[Map]:
+    return kind_named(bank.kind)
 
 
 def _is_hub_name(name: str) -> bool:
@@ -48,24 +55,13 @@ def _is_hub_name(name: str) -> bool:
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not Path(name).exists()
 
 
-def _is_tuned(bank: "ShortcutBank") -> bool:
-    return bank.settings.get("lens") == "tuned"
-
-
 def _description(bank: "ShortcutBank") -> list[str]:
     lines = [
-        f"{len(bank)} linear maps {_pairs(bank)} of {bank.model['name']} ({bank.n_layers} layers, "
+        f"{len(bank)} maps {_pairs(bank)} of {bank.model['name']} ({bank.n_layers} layers, "
         f"width {bank.d_model}). A map carries a hidden state to a later layer. With the model's "
         "own head on top, a map to the last layer shows what the model would predict from that "
-        'state. The method is described in ["Jump to Conclusions"](https://arxiv.org/abs/2303.09435'
-        ").",
+        f"state. {_kind(bank).about}".rstrip(),
     ]
-    if _is_tuned(bank):
-        lines += [
-            "",
-            "The maps to the last layer were fine-tuned to match the model's output, as in a "
-            "[tuned lens](https://arxiv.org/abs/2303.08112).",
-        ]
     if bank.parts:
         names = ", ".join(dict.fromkeys(part for _, part in bank.parts))
         deficient = sum(fit.is_deficient for fit in bank.part_fits.values())
@@ -113,7 +109,7 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
         ]
     finals = [fit for fit in bank.fits.values() if fit.dst == bank.n_layers]
     if finals:
-        columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "identity R2"]
+        columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "logit R2"]
         rows = [
             [
                 str(fit.src),
@@ -122,7 +118,7 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
                 f"{fit.condition:.2g}",
                 f"{fit.ridge:g}",
                 f"{fit.train_r2:.3f}",
-                f"{fit.train_r2_id:.3f}",
+                f"{fit.train_r2_logit:.3f}",
             ]
             for fit in finals
         ]

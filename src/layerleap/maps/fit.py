@@ -34,7 +34,8 @@ from layerleap.errors import (
 from layerleap.files import cache_root
 from layerleap.maps.artifact import BANK
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import LinearMap, solve, solve_parts
+from layerleap.maps.linear import solve, solve_parts
+from layerleap.maps.map import IdentityMap, Map
 from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.maps.settings import check_solving
 from layerleap.models.hooks.foreign import foreign_code, in_words
@@ -92,11 +93,11 @@ def solve_bank(
     maps, fits = [], []
     for src in range(moments.n_layers):
         own = {**options, "ridge": chooser.choose(src)} if chooser else options
-        for linear, report in solve(moments, src, held_back=tally.held_back, **own):
+        for linear, report in solve(moments, src, ridge_rows=tally.ridge_rows, **own):
             maps.append(linear)
             fits.append(report)
         progress("solving", src + 1, moments.n_layers, "layers")
-    parts: dict[tuple[int, str], LinearMap] = {}
+    parts: dict[tuple[int, str], Map] = {}
     if tally.parts is not None:
         penalty = 0.0 if isinstance(options["ridge"], str) else options["ridge"]
         plain = {"intercept": options["intercept"], "ridge": penalty}
@@ -114,7 +115,7 @@ def solve_bank(
         parts=parts,
         fits=fits,
         settings={**options, **tally.about["sampling"]},
-        data={**data, "rows_held_back": n_unused},
+        data={**data, "ridge_rows": n_unused},
         documents=tally.documents,
     )
 
@@ -151,7 +152,7 @@ def _is_few(moments: Moments) -> bool:
 
 def _moments_for(tally: Tally, ridge: float | str | None) -> tuple[Moments, int]:
     """The moments to fit on, and the number of rows not used in the fit."""
-    back = tally.held_back
+    back = tally.ridge_rows
     if ridge == "auto" and back is None:
         raise BadSettings(
             "ridge 'auto' needs rows held back, but these statistics have none: collect them again "
@@ -276,8 +277,8 @@ def worse_layers(scores: "Evaluation") -> list[int]:
     name, found = scores.maps[1], []
     for layer in range(scores.n_layers):
         at = {(row["map"], row["metric"]): row for row in scores.at(layer)}
-        kl, plain_kl = (at[each, "kl"]["value"] for each in (name, "id"))
-        precision, plain = (at[each, "precision@1"] for each in (name, "id"))
+        kl, plain_kl = (at[each, "kl"]["value"] for each in (name, IdentityMap.kind))
+        precision, plain = (at[each, "precision@1"] for each in (name, IdentityMap.kind))
         if kl > plain_kl or precision["value"] < plain["low"]:
             found.append(layer)
     return found

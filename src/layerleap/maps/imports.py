@@ -11,7 +11,7 @@ import io
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, first_line
 from layerleap.files import read_json
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import LinearMap
+from layerleap.maps.linear import LinearMap, TunedMap
+from layerleap.maps.map import Map
 from layerleap.models.transformer import Transformer
 
 
@@ -97,7 +98,7 @@ def _last_part(name: str) -> str:
 
 def _translator(
     state: dict[str, Any], path: Path, transformer: Transformer, layer: int
-) -> LinearMap:
+) -> TunedMap:
     delta, bias = state.get(f"{layer}.weight"), state.get(f"{layer}.bias")
     if not isinstance(delta, Tensor):
         raise BadArtifact(f"{path} has no translator for layer {layer}")
@@ -106,11 +107,11 @@ def _translator(
         raise BadArtifact(f"{path} has no bias of {len(delta)} numbers for layer {layer}")
     weight = torch.eye(len(delta)) + delta.float().T
     bias = None if bias is None else bias.float()
-    return LinearMap(layer, transformer.n_layers, weight=weight.contiguous(), bias=bias)
+    return TunedMap(layer, transformer.n_layers, weight=weight.contiguous(), bias=bias)
 
 
 def _bank(
-    maps: list[LinearMap], transformer: Transformer, source: str, data: Any = None
+    maps: Sequence[Map], transformer: Transformer, source: str, data: Any = None
 ) -> ShortcutBank:
     return ShortcutBank(
         maps,

@@ -177,7 +177,6 @@ def _solved(
     moments: Moments, number: int, pair: LayerPair, shape: tuple[int, int], ridge: float
 ) -> tuple[LinearMap, FitReport]:
     (linear, report), *_ = solve(moments, 2 * number, ridge=ridge)
-    assert linear.weight is not None
-    weight = linear.weight[: shape[0], : shape[1]].contiguous()
+    weight = linear.tensors()["weight"][: shape[0], : shape[1]].contiguous()
     own = replace(report, src=pair[0], dst=pair[1], width=shape[0])
     return LinearMap(*pair, weight=weight), own

@@ -9,20 +9,21 @@ source's Gram matrix serves every target, ridge and rank. Where the data leave d
 undetermined, it gives the minimum-norm solution.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
-from layerleap.errors import BadSettings, BadText, NotFinite
+from layerleap.errors import BadSettings, BadText
+from layerleap.maps.map import Map
 from layerleap.maps.settings import check_solving
 from layerleap.models.discovery.parts import BlockPart
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 
+PAPER = 'The method is described in ["Jump to Conclusions"](https://arxiv.org/abs/2303.09435).'
 RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # those to choose from
 
 
@@ -38,7 +39,7 @@ class FitReport:
     condition: float  # largest over smallest singular value of the rows, determined ones only
     ridge: float  # penalty as a fraction of the mean squared singular value per direction
     train_r2: float  # average over coordinates, on the rows fitted on
-    train_r2_id: float  # the same for the identity map
+    train_r2_logit: float  # the same for the identity map, that of the logit lens
     part: str | None = None  # the part of block `dst` that the map replaces; None for layers
 
     @property
@@ -50,62 +51,79 @@ class FitReport:
         """Plain JSON types; `part` only if there is one."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "FitReport":
+        """The report that gave these values, or one of a bank saved before lenses had names."""
+        renamed = {"train_r2_id": "train_r2_logit"}
+        return cls(**{renamed.get(key, key): value for key, value in values.items()})
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LinearMap(Brief):
-    """h[dst] ~ h[src] @ weight + bias, or h[src] @ left @ right + bias at low rank.
+class LinearMap(Map):
+    """h[dst] ~ h[src] @ weight + bias, in float32 whatever the model's dtype."""
 
-    Created by `solve` or loaded, so always fitted. Stored in float32 whatever the model's dtype.
-    """
+    kind: ClassVar[str] = "linear"
+    title: ClassVar[str] = "linear shortcuts"
+    about: ClassVar[str] = PAPER
 
-    src: int
-    dst: int
-    weight: Tensor | None = None
-    left: Tensor | None = None
-    right: Tensor | None = None
+    weight: Tensor
     bias: Tensor | None = None
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """Rows of h[src] carried to layer dst, in the dtype and on the device of `h`."""
-        own = self.tensors()
-        wide = torch.promote_types(h.dtype, next(iter(own.values())).dtype)  # keeps float64 rows
-        tensors = {name: value.to(h.device, wide) for name, value in own.items()}
-        y = h.to(wide)
-        for name in ("weight", "left", "right"):
-            y = y @ tensors[name] if name in tensors else y
-        y = (y + tensors["bias"] if "bias" in tensors else y).to(h.dtype)
-        if h.dtype == torch.float16 and not torch.isfinite(y).all():  # it has a short range
-            raise NotFinite(
-                f"states carried from layer {self.src} to layer {self.dst} exceed the range of "
-                "float16; run the model in bfloat16 or float32"
-            )
-        return y
 
     @property
     def rank(self) -> int:
-        """The inner width: d_model for a full map."""
-        return next(iter(self.tensors().values())).shape[1]
+        """The inner width: d_model."""
+        return self.weight.shape[1]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors to save, by name."""
-        named = {"weight": self.weight, "left": self.left, "right": self.right, "bias": self.bias}
-        return {name: value for name, value in named.items() if value is not None}
+    def apply(self, h: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One product, and the bias if there is one."""
+        return _with_bias(h @ tensors["weight"], tensors)
 
-    def to(self, device: Any) -> "LinearMap":
-        """The same map on another device."""
-        return LinearMap(self.src, self.dst, **{k: v.to(device) for k, v in self.tensors().items()})
+    def affine(self, width: int) -> tuple[Tensor, Tensor | None]:
+        """The map's own weight and bias."""
+        return self.weight.double(), None if self.bias is None else self.bias.double()
 
 
-@dataclass(frozen=True)
-class IdentityMap:
-    """The logit lens: h[dst] ~ h[src]."""
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRankMap(Map):
+    """h[dst] ~ h[src] @ left @ right + bias, in float32 whatever the model's dtype."""
 
-    src: int
-    dst: int
+    kind: ClassVar[str] = "low-rank"
+    title: ClassVar[str] = "low-rank shortcuts"
+    about: ClassVar[str] = PAPER
 
-    def __call__(self, h: Tensor) -> Tensor:
-        """The rows, unchanged."""
-        return h
+    left: Tensor
+    right: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """The inner width."""
+        return self.left.shape[1]
+
+    def apply(self, h: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Two thin products, and the bias if there is one."""
+        return _with_bias(h @ tensors["left"] @ tensors["right"], tensors)
+
+    def affine(self, width: int) -> tuple[Tensor, Tensor | None]:
+        """The product of both matrices, and the bias."""
+        weight = self.left.double() @ self.right.double()
+        return weight, None if self.bias is None else self.bias.double()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TunedMap(LinearMap):
+    """A linear map that was trained until its readings match the model's output."""
+
+    kind: ClassVar[str] = "tuned"
+    title: ClassVar[str] = "tuned lens"
+    about: ClassVar[str] = (
+        "The maps to the last layer were fine-tuned to match the model's output, as in a [tuned "
+        "lens](https://arxiv.org/abs/2303.08112)."
+    )
+
+
+def _with_bias(y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    return y + tensors["bias"] if "bias" in tensors else y
 
 
 def solve(
@@ -116,32 +134,34 @@ def solve(
     intercept: bool = False,
     ridge: float | str = 0.0,
     rank: int | None = None,
-    held_back: Moments | None = None,
-) -> Iterator[tuple[LinearMap, FitReport]]:
+    ridge_rows: Moments | None = None,
+) -> Iterator[tuple[Map, FitReport]]:
     """Maps from `src` to each of `targets`.
 
     Args:
         targets: the target layers; by default all that the moments hold.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix; "auto" chooses the
-            one with the least squared error on `held_back`.
+            one with the least squared error on `ridge_rows`.
         rank: keep only the best `rank` directions of the prediction.
-        held_back: moments of other documents, to choose the ridge.
+        ridge_rows: moments of other documents, to choose the ridge.
     """
     check_solving(ridge, rank, moments.d_model)
     if not 0 <= src <= moments.n_layers:
         raise BadSettings(f"layer {src} does not exist: there are layers 0 to {moments.n_layers}")
-    source = Source(moments, src, intercept)
+    solver = RidgeSolver(moments, src, intercept)
     if ridge == "auto":
-        ridge = source.best_ridge(held_back)
+        ridge = solver.best_ridge(ridge_rows)
     assert isinstance(ridge, float | int)
     for dst in moments.targets(src) if targets is None else targets:
-        weight, bias = source.solve(dst, ridge)
-        linear = LinearMap(src, dst, weight=_f32(weight), bias=_f32(bias))
-        if rank is not None:
-            left, right, bias = source.reduce(dst, weight, rank, ridge)
-            weight = left @ right
-            linear = LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias))
-        yield linear, source.report(dst, weight, bias, ridge)
+        weight, bias = solver.solve(dst, ridge)
+        if rank is None:
+            yield _linear(src, dst, weight, bias), solver.report(dst, weight, bias, ridge)
+        else:
+            left, right, bias = solver.reduce(dst, weight, rank, ridge)
+            low = LowRankMap(
+                src, dst, _f32(left), _f32(right), None if bias is None else _f32(bias)
+            )
+            yield low, solver.report(dst, left @ right, bias, ridge)
 
 
 def solve_parts(
@@ -151,7 +171,7 @@ def solve_parts(
     intercept: bool = False,
     ridge: float = 0.0,
     progress: Progress = silent,
-) -> tuple[dict[tuple[int, str], LinearMap], list[FitReport]]:
+) -> tuple[dict[tuple[int, str], Map], list[FitReport]]:
     """Maps that replace parts of blocks, by (block, part), and a report per fit.
 
     y ~ x @ W + b, from the input of a part (attention, FFN, a norm) to its output at the same
@@ -173,11 +193,15 @@ def solve_parts(
     return maps, fits
 
 
-def _f32(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.float().contiguous()
+def _linear(src: int, dst: int, weight: Tensor, bias: Tensor | None) -> LinearMap:
+    return LinearMap(src, dst, _f32(weight), None if bias is None else _f32(bias))
 
 
-class Source:
+def _f32(value: Tensor) -> Tensor:
+    return value.float().contiguous()
+
+
+class RidgeSolver:
     """Solves from one source layer, with one eigendecomposition of its Gram matrix."""
 
     def __init__(self, moments: Moments, src: int, intercept: bool) -> None:
@@ -251,13 +275,13 @@ class Source:
             moments_r2(self.moments, self.src, dst, None, None),
         )
 
-    def best_ridge(self, held_back: Moments | None) -> float:
+    def best_ridge(self, ridge_rows: Moments | None) -> float:
         """The penalty with the least error to the last layer on the rows held back.
 
         In the eigenbasis the error is a quadratic form in the inverse eigenvalues, so each
         candidate costs d^2 instead of a new fit.
         """
-        if held_back is None or held_back.flush().n == 0:
+        if ridge_rows is None or ridge_rows.flush().n == 0:
             raise BadSettings(
                 "ridge 'auto' needs rows held back from the fit, but there are none: give more "
                 "documents, or a ridge as a number"
@@ -267,17 +291,17 @@ class Source:
 
         def around(products: Tensor, layer: int, mean: Tensor) -> Tensor:
             """Products of deviations from the means of the fit, not from their own."""
-            sums = held_back.sums
+            sums = ridge_rows.sums
             products = products - torch.outer(sums[src], mean) - torch.outer(mean_x, sums[layer])
-            return products + held_back.n * torch.outer(mean_x, mean)
+            return products + ridge_rows.n * torch.outer(mean_x, mean)
 
-        spread = _spread(held_back, dst)
+        spread = _spread(ridge_rows, dst)
         # R2 averages coordinates. Without any spread (one row) it is undefined: plain errors.
         weights = torch.where(spread > 0, spread.rsqrt(), 0.0 if spread.any() else 1.0)
         fitted = self.vectors.T @ self._xy(dst) * weights
-        gram = self.vectors.T @ around(held_back.xx(src), src, mean_x) @ self.vectors
+        gram = self.vectors.T @ around(ridge_rows.xx(src), src, mean_x) @ self.vectors
         quadratic = gram * (fitted @ fitted.T)
-        xy = around(held_back.xy(src, dst), dst, mean_y)
+        xy = around(ridge_rows.xy(src, dst), dst, mean_y)
         linear = (fitted * (self.vectors.T @ xy * weights)).sum(1)
 
         def error(ridge: float) -> float:

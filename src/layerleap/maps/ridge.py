@@ -10,7 +10,7 @@ The squared error of states prefers larger penalties than the readings do. Measu
 import torch
 from torch import Tensor
 
-from layerleap.maps.linear import Source
+from layerleap.maps.linear import RidgeSolver
 from layerleap.maps.translator import Answers
 from layerleap.models.transformer import Transformer
 from layerleap.stats.moments import Moments
@@ -45,12 +45,12 @@ class RidgeChooser:
         KL has one valley, and is flat where the ridge is too small to matter. So the search walks
         downhill, from where that of the layer before ended: neighbours need about the same.
         """
-        source, x = Source(self.moments, src, self.intercept), self.rows[:, src]
+        solver, x = RidgeSolver(self.moments, src, self.intercept), self.rows[:, src]
         known: dict[int, float] = {}
 
         def kl(place: int) -> float:
             if place not in known:
-                weight, bias = source.solve(self.moments.n_layers, RIDGES[place])
+                weight, bias = solver.solve(self.moments.n_layers, RIDGES[place])
                 carried = x @ weight.to(x) + (0.0 if bias is None else bias.to(x))
                 known[place] = self.answers.compare(carried)[0].mean().nan_to_num(torch.inf).item()
             return known[place]

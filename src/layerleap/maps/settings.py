@@ -16,7 +16,7 @@ class Tuning:
     lr: float = 1e-3  # decays linearly to 0; 3e-3 makes KL worse at first, 1e-2 diverges
     check_every: int = 15  # steps between two checks on the held-out states
     patience: int = 3  # checks without improvement after which a layer stops
-    start: Literal["mat", "identity"] = "mat"
+    start: Literal["linear", "logit"] = "linear"  # the maps of the bank, or the logit lens
     seed: int = 0  # decides the order of the rows
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class Tuning:
             )
         if not 0 < self.lr < float("inf"):
             raise BadSettings(f"lr {self.lr} is not a valid step size; expected a number above 0")
-        check_choice(self.start, ("mat", "identity"), "start")
+        check_choice(self.start, ("linear", "logit"), "start")
 
     @property
     def steps(self) -> int:

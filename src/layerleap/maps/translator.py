@@ -1,6 +1,6 @@
 """One layer's map while it is fine-tuned towards the model's own output distribution.
 
-In: a start map, rows, and gradients at the last layer. Out: a `LinearMap`, the best so far.
+In: a start map, rows, and gradients at the last layer. Out: a `TunedMap`, the best so far.
 
     y = x W0 + b0 + ([x P, c] D) s         D = 0 at first, so training begins at the start map
 
@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from layerleap.maps.linear import LinearMap
+from layerleap.errors import BadSettings
+from layerleap.maps.linear import TunedMap
+from layerleap.maps.map import Map
 from layerleap.models.transformer import Transformer
 from layerleap.stats.saved_states import SavedStates
 
@@ -30,7 +32,7 @@ STATE = ("delta", "first", "second", "best", "whiten", "scale", "size")
 class Translator:
     """The map from `start.src` to the last layer, and the state of its training."""
 
-    def __init__(self, start: LinearMap, whiten: Tensor, scale: Tensor, size: Tensor) -> None:
+    def __init__(self, start: Map, whiten: Tensor, scale: Tensor, size: Tensor) -> None:
         self.start, self.whiten, self.scale, self.size = start, whiten, scale, size
         width = len(scale)
         # The change to the start map (D above), Adam's two moments, and the best change so far.
@@ -63,17 +65,16 @@ class Translator:
         """Remember the current map as the best so far."""
         self.best.copy_(self.delta)
 
-    def result(self) -> LinearMap:
+    def result(self) -> Map:
         """The best map as plain weight and bias; the start map itself if nothing was better."""
         if not self.best.any():
             return self.start
-        start = {name: value.double() for name, value in self.start.tensors().items()}
-        weight = start["weight"] if "weight" in start else start["left"] @ start["right"]
+        weight, bias = affine_of(self.start, len(self.scale))
         best, scale = self.best.double(), self.scale.double()
         weight = weight + (self.whiten.double() @ best[:-1]) * scale
-        bias = self.size.double() * best[-1] * scale
-        bias = bias + start["bias"] if "bias" in start else bias
-        return LinearMap(
+        change = self.size.double() * best[-1] * scale
+        bias = change if bias is None else change + bias
+        return TunedMap(
             self.start.src,
             self.start.dst,
             weight=weight.float().contiguous(),
@@ -90,7 +91,18 @@ class Translator:
             getattr(self, name).copy_(state[name])
 
 
-def translators(starts: Sequence[LinearMap], states: SavedStates) -> list[Translator]:
+def affine_of(start: Map, width: int) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a map; `BadSettings` if training cannot start at one of its kind."""
+    found = start.affine(width)
+    if found is None:
+        raise BadSettings(
+            f"a map of the kind {start.kind!r} is not a matrix with a bias, so it cannot be tuned; "
+            "expected a bank of linear maps"
+        )
+    return found
+
+
+def translators(starts: Sequence[Map], states: SavedStates) -> list[Translator]:
     """A translator per start map, scaled by statistics of a sample of the states.
 
     The start maps must be on the device to train on.

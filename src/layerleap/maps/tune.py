@@ -17,7 +17,7 @@ from layerleap.extras import report_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import with_scores
 from layerleap.maps.settings import Tuning
-from layerleap.maps.tuned import summary, tune_maps
+from layerleap.maps.tuned import check_starts, summary, tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.stats.collect import collect
@@ -88,6 +88,8 @@ def tune(
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)
+    if tuning.start == "linear":
+        check_starts(bank)
     sampling = sampling or Sampling(
         unit="paragraph", positions="one" if transformer.kind == "masked-token" else "every:4"
     )

@@ -23,16 +23,24 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import LinearMap
+from layerleap.maps.linear import TunedMap
+from layerleap.maps.map import Map
 from layerleap.maps.settings import Tuning
-from layerleap.maps.translator import Answers, Translator, kl_gradient, logits_of, translators
+from layerleap.maps.translator import (
+    Answers,
+    Translator,
+    affine_of,
+    kl_gradient,
+    logits_of,
+    translators,
+)
+from layerleap.memory import rows_at_once
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.saved_states import SavedStates
 from layerleap.stats.tally import Saver
 from layerleap.stats.tensor_file import TensorFile, require_same_run
 
-ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
 CHECKPOINT = TensorFile("tuning", 3)
 COUNTERS = ("seconds", "best", "misses", "stopped")  # by layer
 
@@ -74,6 +82,12 @@ def tune_maps(
     run = _Run(transformer, bank, states, held_out, tuning, _layers(bank, layers))
     run.train(checkpoint, progress)
     return run.bank(), run.training.record
+
+
+def check_starts(bank: ShortcutBank, layers: Sequence[int] | None = None) -> None:
+    """Raise `BadSettings` if training cannot start at the maps of these layers."""
+    for layer in _layers(bank, layers):
+        affine_of(bank.maps[layer, bank.n_layers], bank.d_model)
 
 
 def _layers(bank: ShortcutBank, layers: Sequence[int] | None) -> list[int]:
@@ -196,12 +210,13 @@ class _Run:
             saver.save_if_due()
         saver.save()
 
-    def _starts(self) -> list[LinearMap]:
-        if self.tuning.start == "mat":
-            return self.closed
+    def _starts(self) -> list[Map]:
+        if self.tuning.start == "linear":
+            check_starts(self.origin, self.layers)
+            return list(self.closed)
         d = self.origin.d_model  # a matrix each: tensors that share memory cannot be saved
         return [
-            LinearMap(m.src, m.dst, weight=torch.eye(d, device=self.device)) for m in self.closed
+            TunedMap(m.src, m.dst, weight=torch.eye(d, device=self.device)) for m in self.closed
         ]
 
     def _about(self) -> dict[str, Any]:
@@ -222,9 +237,9 @@ class _Run:
     def _check(self) -> None:
         """Measure on the held-out states, and stop layers that no longer improve."""
         training = self.training
-        if training.step == 0 and self.tuning.start != "mat":  # the closed form, to compare with
+        if training.step == 0 and self.tuning.start != "linear":  # the closed form, to compare with
             for layer, measured in self._measure({m.src: m for m in self.closed}).items():
-                training.add_check(layer, "mat", 0, *measured, best=True)
+                training.add_check(layer, "linear", 0, *measured, best=True)
         active = {layer: training.translators[layer] for layer in training.active}
         rows_seen = training.step * self.tuning.rows_per_step
         for layer, (kl, agreement) in self._measure(active).items():
@@ -240,7 +255,7 @@ class _Run:
     def _measure(self, maps: dict[int, Any]) -> dict[int, tuple[float, float]]:
         """Per layer: mean KL in nats, and the share of rows with the model's top token."""
         kl, agreed = dict.fromkeys(maps, 0.0), dict.fromkeys(maps, 0)
-        size = max(1, ENTRIES // self.transformer.d_vocab)
+        size = rows_at_once(self.transformer.d_vocab)
         for start in range(0, len(self.held_out), size):
             states = self.held_out.states(slice(start, start + size)).to(self.device)
             answers = Answers(self.transformer, states[:, -1])
@@ -274,7 +289,7 @@ class _Run:
         """The tuned bank; fit reports of maps that were replaced are dropped."""
         origin, last = self.origin, self.origin.n_layers
         unimproved = {layer for layer, t in self.training.translators.items() if not t.best.any()}
-        unchanged = unimproved if self.tuning.start == "mat" else set()
+        unchanged = unimproved if self.tuning.start == "linear" else set()
         tuned = {
             (layer, last): t.result().to("cpu")
             for layer, t in self.training.translators.items()
@@ -296,7 +311,7 @@ class _Run:
         return origin.changed(
             maps=({**origin.maps, **tuned}).values(),
             fits=[*fits, *origin.part_fits.values()],
-            settings={**origin.settings, "lens": "tuned", "tuning": settings},
+            settings={**origin.settings, "tuning": settings},
             data={**origin.data, **rows},
             quality=self._quality(),
             source=f"{origin.source}, tuned",
@@ -334,7 +349,7 @@ def summary(record: list[dict[str, Any]]) -> list[dict[str, Any]]:
     a lower KL than the closed form, and are None if there is none. kl_tuned and agreement_tuned
     belong to the final map; `improved` is False if that is the start map.
     """
-    closed = {r["layer"]: r for r in record if (r["start"], r["rows_seen"]) == ("mat", 0)}
+    closed = {r["layer"]: r for r in record if (r["start"], r["rows_seen"]) == ("linear", 0)}
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in record:
         runs.setdefault((row["layer"], row["start"]), []).append(row)

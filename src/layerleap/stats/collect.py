@@ -17,7 +17,7 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Pairs, load_about
 from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
-from layerleap.stream.batches import batches_of
+from layerleap.stream.batches import batches_of, check_amounts
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.sampling import check_shard
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
@@ -144,10 +144,7 @@ def _check_run(
     """This process's shard; invalid settings are refused."""
     rank, processes = world()
     check_choice(pairs, ("final", "all"), "pairs")
-    if n_texts is not None and n_texts < 1:
-        raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; expected 1 or more")
-    if tokens_per_batch < 1:
-        raise BadSettings(f"tokens_per_batch {tokens_per_batch} is too small; expected 1 or more")
+    check_amounts(n_texts, tokens_per_batch)
     if shard and processes > 1:
         raise BadSettings("torchrun already divides the work; leave --shard out")
     return check_shard(shard) if shard else (rank, processes)

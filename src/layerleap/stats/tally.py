@@ -50,7 +50,7 @@ class Tally:
     """The moments of one text, and the settings they were collected with."""
 
     fit: Moments
-    held_back: Moments | None  # to the last layer only; None unless a ridge will be chosen
+    ridge_rows: Moments | None  # to the last layer only; None unless a ridge will be chosen
     about: dict[str, Any]  # model identity, data, sampling: must agree to merge
     n_batches: int = 0  # batches passed, including those of other shards
     n_texts: int = 0
@@ -94,7 +94,7 @@ class Tally:
     @property
     def sets(self) -> dict[str, Moments]:
         """All moments, by name."""
-        named = {"fit": self.fit, "held_back": self.held_back, "parts": self.parts}
+        named = {"fit": self.fit, "ridge_rows": self.ridge_rows, "parts": self.parts}
         return {name: moments for name, moments in named.items() if moments is not None}
 
     def save(self, path: str | Path) -> None:
@@ -105,11 +105,12 @@ class Tally:
     def load(cls, path: str | Path) -> "Tally":
         """The tally that `save` wrote."""
         sets, state, sample = load_with_rows(path)
-        is_tally = isinstance(state, dict) and state.keys() == STATE.keys() and "fit" in sets
+        is_tally = isinstance(state, dict) and state.keys() == STATE.keys()
+        is_tally = is_tally and "fit" in sets and sets.keys() <= SETS
         if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
             raise BadArtifact(f"{path} holds moments, but not a tally; recreate it")
-        held_back, parts = sets.get("held_back"), sets.get("parts")
-        tally = cls(sets["fit"], held_back, **state, parts=parts, sample=sample)
+        ridge_rows, parts = sets.get("ridge_rows"), sets.get("parts")
+        tally = cls(sets["fit"], ridge_rows, **state, parts=parts, sample=sample)
         tally._check_parts(path)
         return tally
 
@@ -139,12 +140,12 @@ class Tally:
                 )
         if self.about.get("shard") is not None and self.about["shard"] == other.about.get("shard"):
             raise BadSettings(f"shard {self.about['shard']} was given twice")
-        if (self.held_back is None) != (other.held_back is None):
+        if (self.ridge_rows is None) != (other.ridge_rows is None):
             raise WrongModel("only one of these tallies has rows held back; collect both again")
         merged = {name: own.merge(other.sets[name]) for name, own in self.sets.items()}
         return Tally(
             merged["fit"],
-            merged.get("held_back"),
+            merged.get("ridge_rows"),
             {**self.about, "shard": None},
             max(self.n_batches, other.n_batches),
             self.n_texts + other.n_texts,
@@ -164,6 +165,7 @@ def _site_names(parts: Iterable[BlockPart]) -> list[str]:
     return [f"{site} of block {block}" for part in parts for block, site in part.sites]
 
 
+SETS = {"fit", "ridge_rows", "parts"}  # names of moments
 STATE = {"about": dict, "n_batches": int, "n_texts": int, "digest": str}  # saved with the moments
 
 
@@ -283,7 +285,7 @@ def _extended(digest: str, batch: Batch) -> str:
     names = ("input_ids",) if "input_ids" in batch.inputs else MEDIA
     inputs = [batch.inputs[name] for name in names if name in batch.inputs]
     exact = [value.float() if value.is_floating_point() else value for value in inputs]
-    tensors = (*exact, batch.keep, batch.held_back)
+    tensors = (*exact, batch.keep, batch.ridge_rows)
     data = b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)
     return hashlib.sha256(digest.encode() + data).hexdigest()
 
@@ -313,7 +315,7 @@ def _add(
     part_states: list[Tensor],
     writer: StateWriter | None,
 ) -> None:
-    back, documents = batch.held_back, batch.documents
+    back, documents = batch.ridge_rows, batch.documents
     is_pooled = states[0].dim() == 3
     if back.any() and not is_pooled:  # a state of a pooled head has no reading of its own
         tally.keep([h[back.to(h.device)] for h in states])
@@ -322,14 +324,14 @@ def _add(
         back, documents = back.repeat_interleave(n), documents.repeat_interleave(n)
         states = [h.flatten(0, 1) for h in states]
         part_states = [h.flatten(0, 1) for h in part_states]
-    if tally.held_back is not None and back.any():
-        tally.held_back.add([h[back.to(h.device)] for h in states])
+    if tally.ridge_rows is not None and back.any():
+        tally.ridge_rows.add([h[back.to(h.device)] for h in states])
         states, part_states = (
             [h[~back.to(h.device)] for h in tensors] for tensors in (states, part_states)
         )
     tally.fit.add(states)
     if writer is not None:
-        is_fitted = torch.ones_like(back) if tally.held_back is None else ~back
+        is_fitted = torch.ones_like(back) if tally.ridge_rows is None else ~back
         writer.add(states, documents[is_fitted])
     if tally.parts is not None:
         tally.parts.add(part_states)

@@ -22,6 +22,14 @@ def modality(transformer: Transformer) -> Modality:
     return _BY_INPUT.get(transformer.model.main_input_name, "text")
 
 
+def check_amounts(n_texts: int | None, tokens_per_batch: int) -> None:
+    """Refuse to read no text, or batches of no token; before anything slow."""
+    if n_texts is not None and n_texts < 1:
+        raise BadSettings(f"n_texts is {n_texts}; expected 1 or more, or None for all")
+    if tokens_per_batch < 1:
+        raise BadSettings(f"tokens_per_batch is {tokens_per_batch}; expected 1 or more")
+
+
 def batches_of(
     transformer: Transformer,
     source: Any,
@@ -47,10 +55,7 @@ def batches_of(
         tokens_per_batch: padded tokens per batch of text; ignored for images and speech.
     """
     check_choice(side, Side, "side")
-    if n_texts is not None and n_texts < 1:
-        raise BadSettings(f"n_texts is {n_texts}; expected 1 or more, or None for all")
-    if tokens_per_batch < 1:
-        raise BadSettings(f"tokens_per_batch is {tokens_per_batch}; expected 1 or more")
+    check_amounts(n_texts, tokens_per_batch)
     census = census if census is not None else Census()
     kind = modality(transformer)
     common: dict[str, Any] = {"side": side, "census": census, "ridge_share": ridge_share}

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, check_choice
-from layerleap.models.discovery.probe import prepare
 from layerleap.models.inputs import padded, without_padding
 from layerleap.models.prompts import encode_pair
 from layerleap.models.transformer import Transformer
@@ -51,7 +50,7 @@ class Example:
     document: int
     ids: tuple[int, ...]
     keep: tuple[int, ...]
-    held_back: bool = False  # reserved for choosing the ridge
+    ridge_rows: bool = False  # reserved for choosing the ridge
     gold: tuple[int, ...] = ()  # correct token at each kept position, -1 unknown; () if all are
     source: tuple[int, ...] = ()  # what the encoder reads, if `ids` are those of a decoder
 
@@ -65,7 +64,7 @@ class Batch(Brief):
     keep: Tensor  # bool (batch, pos)
     documents: Tensor  # (row,)
     positions: Tensor  # (row,)
-    held_back: Tensor  # bool (row,)
+    ridge_rows: Tensor  # bool (row,)
     n_texts: int
     n_tokens: int
     gold: Tensor | None = None  # (row,): correct token or class; -1 unknown, None if all are
@@ -85,7 +84,7 @@ class Batch(Brief):
             self.keep[chosen][:, :width],
             self.documents[rows],
             self.positions[rows],
-            self.held_back[rows],
+            self.ridge_rows[rows],
             int(chosen.sum()),
             int(mask.sum()),
             None if self.gold is None else self.gold[rows],
@@ -201,8 +200,8 @@ def iter_examples(
             held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
             if not (on_side(side, held_out) and census.admits(number, document.text)):
                 continue
-            held_back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
-            yield document, _encode(transformer, document, number, sampling, policy, held_back)
+            ridge_rows = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
+            yield document, _encode(transformer, document, number, sampling, policy, ridge_rows)
 
     numbers: set[int] = set()
     for example in islice(_alternate(documents_of_side()), n_texts):
@@ -285,7 +284,7 @@ def _encode(
     number: int,
     sampling: Sampling,
     policy: Positions,
-    held_back: bool,
+    ridge_rows: bool,
 ) -> Iterator[Example]:
     tokenizer = transformer.tokenizer
     assert tokenizer is not None
@@ -293,7 +292,7 @@ def _encode(
     if document.target:
         pair = document.text, document.target
         source, ids = (part[:limit] for part in encode_pair(transformer, *pair))
-        example = _example(transformer, "\t".join(pair), ids, number, sampling, policy, held_back)
+        example = _example(transformer, "\t".join(pair), ids, number, sampling, policy, ridge_rows)
         if example:
             yield replace(example, source=tuple(source))
         return
@@ -305,7 +304,7 @@ def _encode(
         size = min(2 * size, TOKENISED)
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
         for text, ids in zip(chunk, encoded["input_ids"], strict=True):
-            example = _example(transformer, text, list(ids), number, sampling, policy, held_back)
+            example = _example(transformer, text, list(ids), number, sampling, policy, ridge_rows)
             if example:
                 yield example
 
@@ -322,13 +321,13 @@ def _example(
     number: int,
     sampling: Sampling,
     policy: Positions,
-    held_back: bool,
+    ridge_rows: bool,
 ) -> Example | None:
     masked = transformer.kind == "masked-token"
     if transformer.pooling is not None:  # the head decides which positions it reads
         ids = without_padding(transformer, ids)
         keep = transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
-        return Example(number, tuple(ids), tuple(keep), held_back) if keep else None
+        return Example(number, tuple(ids), tuple(keep), ridge_rows) if keep else None
     both_ways = masked or transformer.kind == "token-class"
     special = set(transformer.tokenizer.all_special_ids) if both_ways else set()  # type: ignore[union-attr]
     skip = set() if sampling.include_special else special
@@ -336,7 +335,7 @@ def _example(
     if not keep:
         return None
     if transformer.kind == "token-class":
-        return Example(number, tuple(ids), tuple(keep), held_back)
+        return Example(number, tuple(ids), tuple(keep), ridge_rows)
     # The masked token or the next one; read before the ids are masked or truncated.
     gold = [ids[p] if masked else ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
     if masked:
@@ -344,7 +343,7 @@ def _example(
             ids[position] = transformer.tokenizer.mask_token_id  # type: ignore[union-attr]
     elif isinstance(policy, OnePerText):
         ids = ids[: keep[0] + 1]  # later tokens do not affect a causal state
-    return Example(number, tuple(ids), tuple(keep), held_back, tuple(gold))
+    return Example(number, tuple(ids), tuple(keep), ridge_rows, tuple(gold))
 
 
 def longest_input(transformer: Transformer) -> int:
@@ -397,11 +396,11 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
         rows, positions = torch.arange(len(examples)), keep.int().argmax(1)
     return Batch(
         index,
-        prepare(transformer.model, inputs),
+        inputs,
         keep,
         torch.tensor([example.document for example in examples])[rows],
         positions,
-        torch.tensor([example.held_back for example in examples])[rows],
+        torch.tensor([example.ridge_rows for example in examples])[rows],
         len(examples),
         int(mask.sum()),
         _gold(examples),

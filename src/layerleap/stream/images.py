@@ -18,7 +18,6 @@ import torch
 from layerleap.errors import BadMedia, BadSettings, check_choice
 from layerleap.extras import library
 from layerleap.files import files_under
-from layerleap.models.discovery.probe import prepare
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling
 from layerleap.stream.places import SUFFIXES, check_images
@@ -114,7 +113,7 @@ def image_batches(
     while chunk := list(islice(images, per_batch)):
         shape = image_shape(transformer.model.config)
         pixels = pixel_values(transformer.processor, [each.image for each in chunk], shape)
-        inputs = prepare(transformer.model, {"pixel_values": pixels})
+        inputs = {"pixel_values": pixels}
         if not n_positions:  # this pass ends before the first block
             captured = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = captured.states[0].shape[1]
@@ -142,14 +141,14 @@ def _batch(
                 f"0 to {transformer.d_vocab - 1}; use images of its classes"
             )
     keep = transformer.pooled(torch.ones(len(chunk), n_positions))
-    held_back = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
+    ridge_rows = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
     return Batch(
         index,
         inputs,
         keep,
         torch.tensor([labelled.number for labelled in chunk]),
         keep.int().argmax(1),
-        torch.tensor(held_back),
+        torch.tensor(ridge_rows),
         len(chunk),
         keep.numel(),
         torch.tensor([labelled.label for labelled in chunk]),

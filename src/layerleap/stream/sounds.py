@@ -18,7 +18,7 @@ from torch import Tensor
 
 from layerleap.errors import BadMedia, BadSettings, check_choice
 from layerleap.files import files_under
-from layerleap.models.discovery.probe import prepare, sound_shape
+from layerleap.models.discovery.probe import sound_shape
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
@@ -176,7 +176,7 @@ def _features(transformer: Transformer, clip: Clip) -> Tensor:
 
 
 def _example(
-    transformer: Transformer, clip: Clip, document: int, policy: Positions, held_back: bool
+    transformer: Transformer, clip: Clip, document: int, policy: Positions, ridge_rows: bool
 ) -> Example:
     """The transcript as decoder input, and the token that follows each kept position."""
     tokenizer: Any = transformer.tokenizer
@@ -194,7 +194,7 @@ def _example(
         )
     keep = policy.choose(range(len(prefix) - 1, len(ids) - 1), clip.transcript)
     gold = tuple(ids[position + 1] for position in keep)
-    return Example(document, tuple(ids[:-1]), tuple(keep), held_back, gold)
+    return Example(document, tuple(ids[:-1]), tuple(keep), ridge_rows, gold)
 
 
 def _prefix(ids: list[int], words: list[int]) -> list[int]:
@@ -215,7 +215,7 @@ def _batch(
         "decoder_attention_mask": padded.inputs["attention_mask"],
     }
     gold = torch.tensor([token for example in examples for token in example.gold])
-    return replace(padded, inputs=prepare(transformer.model, inputs), gold=gold)
+    return replace(padded, inputs=inputs, gold=gold)
 
 
 def _checked(clips: Iterable[Any]) -> Iterator[Clip]:

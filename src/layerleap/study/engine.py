@@ -161,7 +161,7 @@ class Tile:
 class Box:
     """A short explanation of one lens or method, in a coloured box."""
 
-    name: str  # mat, id and tuned have their colours
+    name: str  # linear, logit and tuned have their colours
     title: str
     text: str
 

@@ -108,7 +108,7 @@ def gap_family(rows: Evidence) -> Family:
 
 
 def exit_tables(lenses: Mapping[str, Lensed]) -> dict[str, Any]:
-    """Costs, and curves and savings of every rule through every lens, by name (id, mat, ...)."""
+    """Costs, and curves and savings of every rule through every lens, by name."""
     curves: list[Row] = []
     saved: list[Row] = []
     for name, rows in lenses.items():

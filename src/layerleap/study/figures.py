@@ -63,11 +63,11 @@ class Line:
         check_choice(self.style, Style, "style")
 
 
-# Lenses look the same in every figure.
+# Lenses look the same in every figure, and are labelled with the titles of their kinds of maps.
 LENSES = {
-    "mat": Line("mat (linear shortcut)", "blue"),
-    "id": Line("id (logit lens)", "orange", marker="s", style="dashed"),
-    "tuned": Line("tuned (tuned lens)", "green", marker="D"),
+    "linear": Line(colour="blue"),
+    "logit": Line(colour="orange", marker="s", style="dashed"),
+    "tuned": Line(colour="green", marker="D"),
 }
 
 

@@ -10,7 +10,7 @@ from layerleap.act.exits.replay import Exits
 from layerleap.act.exits.rules import Fixed, Never, Oracle, Patience, Similarity, TopProbability
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import LinearMap
+from layerleap.maps.linear import LinearMap, LowRankMap
 from layerleap.models.transformer import Transformer
 from tiny_models import tiny
 
@@ -104,9 +104,10 @@ def test_counting_leaves_no_hook_behind():
 
 def bank_of(transformer: Transformer, rank: int | None) -> ShortcutBank:
     d, last = transformer.d_model, transformer.n_layers
-    shapes = {"weight": (d, d)} if rank is None else {"left": (d, rank), "right": (rank, d)}
     maps = [
-        LinearMap(src, last, **{k: torch.zeros(s) for k, s in shapes.items()})
+        LinearMap(src, last, torch.zeros(d, d))
+        if rank is None
+        else LowRankMap(src, last, torch.zeros(d, rank), torch.zeros(rank, d))
         for src in range(last)
     ]
     return ShortcutBank(maps, model=transformer.identity.to_dict(), n_layers=last, d_model=d)

@@ -183,13 +183,13 @@ def test_a_bank_is_a_second_lens():
     model = tiny("llama")
     bank = bank_of(model)
     both = Debugger(model, bank=bank)
-    assert [lens["name"] for lens in both.describe()["lenses"]] == ["id", "mat"]
-    grid = cells(list(both.trace(TEXT, lens="mat")))
+    assert [lens["name"] for lens in both.describe()["lenses"]] == ["logit", "linear"]
+    grid = cells(list(both.trace(TEXT, lens="linear")))
     readings = Lens(model, bank).read(TEXT)
     for row in readings.rows():
-        if row["map"] == "mat":
+        if row["map"] == "linear":
             assert grid[row["layer"], row["position"]]["top"][0][0] == row["top"][0]["id"]
-    stage = both.cell(TEXT, block=2, position=1, lens="mat")["stages"][-1]
+    stage = both.cell(TEXT, block=2, position=1, lens="linear")["stages"][-1]
     assert stage["top"][0]["token"]["id"] == grid[2, 1]["top"][0][0]
 
 
@@ -347,7 +347,7 @@ def test_typed_words_are_found_as_output_tokens():
     [
         (lambda d: d.trace(""), BadText, "empty"),
         (lambda d: d.trace("the " * 100), BadText, "at most"),
-        (lambda d: d.trace(TEXT, lens="mat"), BadSettings, "expected"),
+        (lambda d: d.trace(TEXT, lens="linear"), BadSettings, "expected"),
         (lambda d: d.trace(TEXT, watch=999), BadSettings, "output 999 does not exist"),
         (lambda d: d.trace(TEXT, top=0), BadSettings, "at least 1"),
         (lambda d: d.trace(TEXT, edits=["L2.N999=1"]), BadSettings, "neuron 999 does not exist"),

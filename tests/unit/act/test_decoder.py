@@ -76,7 +76,7 @@ def test_a_live_run_exits_where_replay_does(llama, rule, checks):
     lens = Lens(transformer, bank)
     places = range(PROMPT.shape[1] - 1, len(ids) - 1)
     batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
-    seen = Evidence.from_scores(score(transformer, {"mat": lens}, [batch]), "mat")
+    seen = Evidence.from_scores(score(transformer, {"linear": lens}, [batch]), "linear")
     seen = seen.at(range(1, 5) if checks is None else checks)
     wanted = replay(rule, seen).layer.tolist()
     stats = decoding.stats[0]
@@ -531,7 +531,7 @@ def made_probe(transformer):
         torch.zeros(2).double(),
     )
     return TaskProbe(
-        weights, (2, 3, 4), transformer.n_layers, transformer.identity.to_dict(), "mat"
+        weights, (2, 3, 4), transformer.n_layers, transformer.identity.to_dict(), "linear"
     )
 
 
@@ -545,7 +545,7 @@ def test_a_task_probe_exits_live_where_replay_does(llama, checks):
     places = range(PROMPT.shape[1] - 1, len(ids) - 1)
     batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
     lens = Lens(transformer, bank)
-    seen = Evidence.from_scores(score(transformer, {"mat": lens}, [batch]), "mat")
+    seen = Evidence.from_scores(score(transformer, {"linear": lens}, [batch]), "linear")
     states = transformer.capture(batch.inputs, keep=batch.keep).states
     seen = replace(seen, extra=probe.evidence(states))
     wanted = replay(rule, seen.at(range(1, 5) if checks is None else checks)).layer.tolist()

@@ -29,10 +29,10 @@ def test_every_rule_is_exported():
     assert {*RULES.values(), ll.exits.Learned} <= exported
 
 
-@pytest.mark.parametrize("lens", ["id", "mat"])
+@pytest.mark.parametrize("lens", ["logit", "linear"])
 def test_evidence_in_one_call_is_that_of_the_scores_of_held_out_text(llama, lens):
     transformer, bank = llama
-    used = bank if lens == "mat" else None
+    used = bank if lens == "linear" else None
     found = ll.exits.evidence(transformer, used, TEXTS, n_texts=20)
     texts = iter_examples(transformer, TEXTS, ll.Sampling(), side="held-out", n_texts=20)
     lenses = {lens: ll.Lens(transformer, used)}

@@ -104,7 +104,7 @@ def test_the_last_layer_is_the_full_model(name):
 
 def test_tables_have_the_rows_of_lenses():
     model, bank = case()
-    theirs = score(model, {"mat": Lens(model, bank)}, batches(model)).table(read="text")
+    theirs = score(model, {"linear": Lens(model, bank)}, batches(model)).table(read="text")
     ours = scored().table(read="text")
     assert list(dict.fromkeys(row["map"] for row in ours)) == list(KINDS)
     for kind in KINDS:
@@ -116,7 +116,7 @@ def test_tables_have_the_rows_of_lenses():
 
 def test_it_shares_the_passes_that_score_lenses():
     model, bank = case()
-    lenses, wanted = {"mat": Lens(model, bank)}, scored().table()
+    lenses, wanted = {"linear": Lens(model, bank)}, scored().table()
     plain = score(model, lenses, batches(model))
     riding, passes = PartScores(model, bank), []
     with tapped(model.model, {model.model: Tap(see_input=lambda *_: passes.append(1))}):
@@ -125,7 +125,7 @@ def test_it_shares_the_passes_that_score_lenses():
     assert len(passes) == len(batches(model)) + few
     assert riding.table() == wanted
     for measure in MEASURES:
-        assert torch.equal(getattr(found, measure)["mat"], getattr(plain, measure)["mat"])
+        assert torch.equal(getattr(found, measure)["linear"], getattr(plain, measure)["linear"])
     assert torch.equal(found.cosine[:, 1:], plain.cosine[:, 1:])
     assert found.check.rows == plain.check.rows > 0
 

@@ -48,7 +48,9 @@ def test_a_single_jump_scores_as_the_lens_does(case):
     last = transformer.n_layers
     jumps = [single_jump(last, blocks) for blocks in range(last)]
     along = ScheduleScores(transformer, bank, {"single jump": jumps})
-    scores = score(transformer, {"mat": Lens(transformer, bank)}, batches, on_recording=along.add)
+    scores = score(
+        transformer, {"linear": Lens(transformer, bank)}, batches, on_recording=along.add
+    )
     wanted = {(row["layer"], row["metric"]): row["value"] for row in scores.table()}
     table = along.table()
     assert {row["kind"] for row in table} == {"single jump"}

@@ -13,7 +13,7 @@ from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.lens.evaluate import Evaluation, evaluate
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import fit
-from layerleap.maps.linear import LinearMap
+from layerleap.maps.linear import LinearMap, TunedMap
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
@@ -55,7 +55,7 @@ def test_every_map_layer_and_metric_has_a_row_with_interval_and_sizes(evaluation
     keys = [(row["map"], row["metric"], row["layer"]) for row in evaluation.scores]
     assert len(keys) == len(set(keys)) == 2 * len(METRICS) * (evaluation.n_layers + 1)
     assert {metric for _, metric, _ in keys} == set(METRICS)
-    assert {name for name, *_ in keys} == {"id", "mat"}
+    assert {name for name, *_ in keys} == {"logit", "linear"}
     for row in evaluation.scores:
         assert row["low"] <= row["value"] + 1e-12
         assert row["value"] <= row["high"] + 1e-12
@@ -98,8 +98,8 @@ def reference(model: Transformer, maps: list[torch.Tensor | None]) -> list[dict[
 def test_every_score_equals_a_reference_written_out_by_hand(model, evaluation):
     bank, last = bank_of(model), model.n_layers
     expected = {
-        "id": reference(model, [None] * last),
-        "mat": reference(model, [bank.maps[src, last].weight for src in range(last)]),
+        "logit": reference(model, [None] * last),
+        "linear": reference(model, [bank.maps[src, last].weight for src in range(last)]),
     }
     for name, layers in expected.items():
         for metric in METRICS:
@@ -111,8 +111,8 @@ def test_every_score_equals_a_reference_written_out_by_hand(model, evaluation):
 def test_a_bank_of_identity_maps_equals_the_logit_lens(model):
     actual = evaluate(model, identity_bank(model), TEXTS, SAMPLING)
     for metric in METRICS:
-        assert values(actual, "mat", metric) == pytest.approx(
-            values(actual, "id", metric), rel=1e-6
+        assert values(actual, "linear", metric) == pytest.approx(
+            values(actual, "logit", metric), rel=1e-6
         )
 
 
@@ -126,7 +126,7 @@ def test_the_last_layer_has_its_known_values(model, evaluation):
     surprisal = -torch.cat(p_max).log().mean().item()
     expected = {f"precision@{k}": 1.0 for k in (1, 5, 10)} | {"kl": 0.0, "r2": 1.0}
     expected["surprisal"] = pytest.approx(surprisal, rel=1e-5)
-    for name in ("id", "mat"):
+    for name in ("logit", "linear"):
         rows = {row["metric"]: row for row in evaluation.at(-1) if row["map"] == name}
         assert {metric: row["value"] for metric, row in rows.items()} == {
             **expected,
@@ -189,8 +189,8 @@ def test_a_saved_bank_still_knows_its_documents_and_an_unknown_one_is_named(mode
     assert 0 < len(again.documents) < 40
     assert evaluate(model, again, TEXTS, SAMPLING).unknown == ()
     actual = evaluate(model, identity_bank(model), TEXTS, SAMPLING)
-    assert actual.unknown == ("mat",)
-    assert "mat: which documents it was fitted on is not known" in str(actual)
+    assert actual.unknown == ("linear",)
+    assert "linear: which documents it was fitted on is not known" in str(actual)
 
 
 def test_several_banks_are_compared_on_the_same_rows(model, tmp_path):
@@ -198,12 +198,12 @@ def test_several_banks_are_compared_on_the_same_rows(model, tmp_path):
     two.save_pretrained(tmp_path / "plain")
     named = evaluate(model, {"mine": one, "plain": two}, TEXTS, SAMPLING)
     listed = evaluate(model, [one, tmp_path / "plain", two], TEXTS, SAMPLING)
-    assert named.maps == ["id", "mine", "plain"]
-    assert listed.maps == ["id", "mat", "plain", "mat 2"]
+    assert named.maps == ["logit", "mine", "plain"]
+    assert listed.maps == ["logit", "linear", "plain", "linear 2"]
     alone = evaluate(model, one, TEXTS, SAMPLING, side="held-out")
     for metric in METRICS:
-        assert values(named, "mine", metric) == pytest.approx(values(alone, "mat", metric))
-        assert values(named, "plain", metric) == pytest.approx(values(named, "id", metric))
+        assert values(named, "mine", metric) == pytest.approx(values(alone, "linear", metric))
+        assert values(named, "plain", metric) == pytest.approx(values(named, "logit", metric))
     assert one.evaluate(model, TEXTS, SAMPLING, side="held-out").scores == alone.scores
 
 
@@ -254,10 +254,11 @@ def test_the_bank_must_belong_to_the_model_and_reach_the_last_layer_from_every_l
 
 
 def test_a_tuned_bank_is_called_tuned(model):
-    tuned = identity_bank(model).changed(settings={"lens": "tuned"})
+    maps = [TunedMap(m.src, m.dst, m.weight) for m in identity_bank(model).maps.values()]
+    tuned = identity_bank(model).changed(maps=maps)
     actual = evaluate(model, tuned, TEXTS, SAMPLING)
-    assert {row["map"] for row in actual.scores} == {"id", "tuned"}
-    assert repr(actual).startswith(f"Evaluation(id and tuned of {model.identity.name} on given")
+    assert {row["map"] for row in actual.scores} == {"logit", "tuned"}
+    assert repr(actual).startswith(f"Evaluation(logit and tuned of {model.identity.name} on given")
 
 
 def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):
@@ -276,7 +277,7 @@ def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):
     assert lines[1 + notes].split() == ["layer", "map", "precision@1", "kl", "r2"]
     assert len(lines) == 3 + notes + 2 * (model.n_layers + 1)
     assert lines[-1] == "All metrics, with more digits: to_pandas()"
-    assert lines[-2].split()[:2] == [str(model.n_layers), "mat"]
+    assert lines[-2].split()[:2] == [str(model.n_layers), "linear"]
     assert "1.00 [1.00,1.00]" in lines[-2]
 
 

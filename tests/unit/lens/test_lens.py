@@ -10,11 +10,11 @@ import torch
 
 from families import build
 from layerleap.errors import BadSettings, BadText, WrongModel
-from layerleap.lens import lens as lens_module
 from layerleap.lens.lens import Lens, chunks
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import fit
-from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.maps.linear import LinearMap
+from layerleap.maps.map import IdentityMap
 from layerleap.models.transformer import Transformer
 from tiny_models import sentences, tiny, tokenizer
 
@@ -66,7 +66,7 @@ def test_the_id_track_is_the_logit_lens_made_by_hand(case):
     head = head_of(name, transformer.model)
     for layer in range(transformer.n_layers):  # Hugging Face's last state is past the norm
         with torch.inference_mode():
-            assert_reads(readings.tracks["id"], layer, head(output.hidden_states[layer][0]))
+            assert_reads(readings.tracks["logit"], layer, head(output.hidden_states[layer][0]))
 
 
 def test_the_mat_track_is_the_map_and_then_the_tail(case):
@@ -77,14 +77,14 @@ def test_the_mat_track_is_the_map_and_then_the_tail(case):
         h = output.hidden_states[layer][0]
         with torch.inference_mode():
             logits = head(h @ bank[layer, last].weight + bank[layer, last].bias)
-        assert_reads(readings.tracks["mat"], layer, logits)
+        assert_reads(readings.tracks["linear"], layer, logits)
         own = output.logits[0].argmax(-1)
-        assert torch.equal(readings.tracks["mat"].agrees[layer], logits.argmax(-1) == own)
+        assert torch.equal(readings.tracks["linear"].agrees[layer], logits.argmax(-1) == own)
 
 
 def test_divergence_and_surprisal_are_torchs(case):
     name, transformer, bank, ids, output = case
-    track = Lens(transformer, bank).read(ids, positions=range(len(ids))).tracks["id"]
+    track = Lens(transformer, bank).read(ids, positions=range(len(ids))).tracks["logit"]
     log_p = torch.log_softmax(output.logits[0].double(), -1)
     for layer in range(transformer.n_layers):
         with torch.inference_mode():
@@ -106,9 +106,9 @@ def test_a_text_is_read_like_its_token_ids(case):
 def test_without_a_bank_only_the_logit_lens_is_read(case):
     name, transformer, *_ = case
     lens = Lens(transformer)
-    assert lens.name == "id"
+    assert lens.name == "logit"
     assert isinstance(lens.map(0), IdentityMap)
-    assert list(lens.read(TEXTS[name]).tracks) == ["id"]
+    assert list(lens.read(TEXTS[name]).tracks) == ["logit"]
 
 
 def test_all_positions_are_read_unless_some_are_masked(case):
@@ -180,7 +180,7 @@ def test_top_k_must_lie_within_the_vocabulary(case, top_k):
 @pytest.mark.parametrize("top_k", [1, 61])
 def test_top_k_tokens_are_kept(case, top_k):
     readings = Lens(case[1]).read("the cat", top_k=top_k)
-    track = readings.tracks["id"]
+    track = readings.tracks["logit"]
     assert track.ids.shape == (4, len(readings.positions), top_k)
     assert (track.probs[..., :-1] >= track.probs[..., 1:]).all()
     if top_k == 61:
@@ -193,7 +193,7 @@ def test_what_a_lens_gives_can_be_trained_on(case):
     probe = torch.nn.Linear(61, 2)
     probe(logits).sum().backward()
     assert probe.weight.grad is not None
-    track = Lens(transformer, bank).read(ids).tracks["mat"]
+    track = Lens(transformer, bank).read(ids).tracks["linear"]
     assert not any(value.is_inference() for value in vars(track).values())
 
 
@@ -224,7 +224,7 @@ def test_several_texts_tensors_and_tokenizer_batches_are_read(case):
         readings = lens.read(given)
         assert [r.tokens for r in readings] == [r.tokens for r in expected]
         for ours, theirs in zip(readings, expected, strict=True):
-            kl, same = ours.tracks["mat"].kl, theirs.tracks["mat"].kl
+            kl, same = ours.tracks["linear"].kl, theirs.tracks["linear"].kl
             assert torch.allclose(kl, same, atol=1e-4)
     assert lens.read(torch.tensor(ids[0])).tokens == expected[0].tokens
     for wrong in ([["a"], 3], [None], {"pixel_values": 1}, 3, None):
@@ -276,7 +276,7 @@ def test_logits_of_rows_are_those_of_the_reading(case):
     lens = Lens(transformer, bank)
     logits = lens.logits(output.hidden_states[1][0], 1)
     assert logits.shape == (len(ids), 61)
-    track = lens.read(ids, positions=range(len(ids)), top_k=1).tracks["mat"]
+    track = lens.read(ids, positions=range(len(ids)), top_k=1).tracks["linear"]
     assert torch.equal(track.ids[1, :, 0], logits.argmax(-1))
 
 
@@ -285,7 +285,7 @@ def test_readings_do_not_depend_on_how_rows_are_cut(case, monkeypatch, entries):
     _name, transformer, bank, ids, _ = case
     lens = Lens(transformer, bank)
     whole = lens.read(ids, positions=range(len(ids)))
-    monkeypatch.setattr(lens_module, "ENTRIES", entries)
+    monkeypatch.setattr("layerleap.memory.LOGITS", entries)
     cut = lens.read(ids, positions=range(len(ids)))
     for key, track in whole.tracks.items():
         assert torch.equal(cut.tracks[key].ids, track.ids)
@@ -297,7 +297,7 @@ def test_readings_do_not_depend_on_how_rows_are_cut(case, monkeypatch, entries):
 
 
 def test_chunks_cover_every_row_once(monkeypatch):
-    monkeypatch.setattr(lens_module, "ENTRIES", 10)
+    monkeypatch.setattr("layerleap.memory.LOGITS", 10)
     for n in range(8):
         assert [row for cut in chunks(n, 4) for row in range(n)[cut]] == list(range(n))
     assert [cut.stop - cut.start for cut in chunks(3, 100)] == [1, 1, 1]
@@ -355,16 +355,16 @@ def test_readings_become_a_data_frame(case):
     ]
     assert len(frame) == 2 * len(readings.positions) * 4 * 4
     assert set(frame["rank"]) == {1, 2, 3, 4}
-    at = frame.query("map == 'mat' and layer == 3 and rank == 1")
+    at = frame.query("map == 'linear' and layer == 3 and rank == 1")
     assert at["agrees"].all()
-    best = readings.tracks["mat"].probs[3, :, 0]
+    best = readings.tracks["linear"].probs[3, :, 0]
     assert at["prob"].tolist() == pytest.approx(best.tolist())
 
 
 def test_a_reading_says_what_it_is(case):
     name, transformer, bank, *_ = case
     shown = repr(Lens(transformer, bank).read(TEXTS[name], positions=[1]))
-    assert shown == "Readings(1 positions, layers 0 to 3, id and mat)"
+    assert shown == "Readings(1 positions, layers 0 to 3, logit and linear)"
 
 
 class Page(HTMLParser):
@@ -446,6 +446,6 @@ def test_a_model_in_bfloat16_is_read_in_its_own_dtype():
     transformer = Transformer.wrap(model, tokenizer(), name="tiny-llama")
     bank = fit(transformer, sentences(30))
     readings = Lens(transformer, bank).read(TEXTS["llama"])
-    assert readings.tracks["mat"].agrees[-1].all()
-    assert readings.tracks["mat"].probs.dtype == torch.float32
+    assert readings.tracks["linear"].agrees[-1].all()
+    assert readings.tracks["linear"].probs.dtype == torch.float32
     json.dumps(readings.to_dict(), allow_nan=False)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.lens import lens as lens_module
 from layerleap.lens.lens import Lens
 from layerleap.lens.random_walks import RandomWalks
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
@@ -65,8 +64,10 @@ def read_both(transformer, share=0.4, seed=0, tokens=60):
     """Rows of some sentences and their random walks, through the logit lens."""
     examples = iter_examples(transformer, sentences(20), Sampling(positions="all"), side="both")
     batches = iter_batches(transformer, examples, tokens_per_batch=tokens)
-    actual, walks = walked(transformer, {"id": Lens(transformer)}, batches, share=share, seed=seed)
-    return actual["id"], walks["id"]
+    actual, walks = walked(
+        transformer, {"logit": Lens(transformer)}, batches, share=share, seed=seed
+    )
+    return actual["logit"], walks["logit"]
 
 
 def test_walks_name_their_rows():
@@ -77,7 +78,7 @@ def test_walks_name_their_rows():
     assert torch.equal(real.positions, null.positions)
     assert null.layer.dtype == torch.int16
     assert (null.gold == -1).all()
-    assert (null.n_layers, null.lens, null.k) == (3, "id", 5)
+    assert (null.n_layers, null.lens, null.k) == (3, "logit", 5)
     assert not torch.equal(real.tokens, null.tokens)
 
 
@@ -87,7 +88,7 @@ def test_walks_are_the_same_for_the_same_seed(monkeypatch):
     assert torch.equal(first.rows, again.rows)
     assert torch.equal(first.saturation.layer, again.saturation.layer)
     assert not torch.equal(first.rows, other.rows)
-    monkeypatch.setattr(lens_module, "ENTRIES", 61)  # a row at a time
+    monkeypatch.setattr("layerleap.memory.LOGITS", 61)  # a row at a time
     alone = read_both(transformer, seed=3)[1]
     assert torch.equal(alone.rows, first.rows)  # which rows does not depend on how they are cut
     assert torch.equal(read_both(transformer, seed=3, tokens=10**6)[1].rows, first.rows)
@@ -97,6 +98,6 @@ def test_a_share_must_be_one_and_leave_rows():
     transformer = tiny("llama")
     for share in (0, 1.5):
         with pytest.raises(BadSettings, match="above 0 and at most 1"):
-            RandomWalks(transformer, {"id": Lens(transformer)}, share=share)
+            RandomWalks(transformer, {"logit": Lens(transformer)}, share=share)
     with pytest.raises(BadText, match="rows are too few to sample a share"):
         read_both(transformer, share=1e-9)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from layerleap.errors import BadArtifact, BadText, NotFinite
-from layerleap.lens import lens as lens_module
 from layerleap.lens.lens import Lens
 from layerleap.lens.saturation import Saturation, saturate, saturation_layers
 from layerleap.maps.bank import ShortcutBank
@@ -26,7 +25,7 @@ DOCUMENTS = sentences(30)
 def llama():
     transformer = tiny("llama")
     bank = fit(transformer, DOCUMENTS)
-    return transformer, {"id": Lens(transformer), "mat": Lens(transformer, bank)}
+    return transformer, {"logit": Lens(transformer), "linear": Lens(transformer, bank)}
 
 
 def examples_of(transformer, positions="all"):
@@ -68,9 +67,9 @@ def test_results_are_small_and_say_where_they_come_from(llama):
         assert one.tokens.dtype == one.gold.dtype == torch.int32
         assert one.layer.min() >= 0
         assert one.layer.max() <= 3
-    assert repr(actual["id"]).endswith("ranks 1 to 5, layers 0 to 3, lens 'id')")
-    assert torch.equal(actual["id"].tokens, actual["mat"].tokens)  # the model's own
-    assert not torch.equal(actual["id"].layer, actual["mat"].layer)
+    assert repr(actual["logit"]).endswith("ranks 1 to 5, layers 0 to 3, lens 'logit')")
+    assert torch.equal(actual["logit"].tokens, actual["linear"].tokens)  # the model's own
+    assert not torch.equal(actual["logit"].layer, actual["linear"].layer)
 
 
 def as_lists(s):
@@ -92,7 +91,7 @@ def test_rows_do_not_depend_on_how_they_are_cut(llama, monkeypatch, tokens, entr
         }
 
     expected = run(10**6)
-    monkeypatch.setattr(lens_module, "ENTRIES", entries)
+    monkeypatch.setattr("layerleap.memory.LOGITS", entries)
     assert run(tokens) == expected
 
 
@@ -102,7 +101,7 @@ def test_equal_logits_are_in_order_of_id():
         head = transformer.model.get_output_embeddings().weight
         head[1::2] = head[0::2]
     batch = next(iter_batches(transformer, examples_of(transformer)))
-    actual = saturate(transformer, {"id": Lens(transformer)}, [batch], k=4)["id"]
+    actual = saturate(transformer, {"logit": Lens(transformer)}, [batch], k=4)["logit"]
     assert (actual.tokens[:, 0] + 1 == actual.tokens[:, 1]).all()
     assert (actual.tokens[:, 2] + 1 == actual.tokens[:, 3]).all()
     assert (actual.layer[:, 0] == actual.layer[:, 1]).all()
@@ -116,7 +115,7 @@ def test_the_right_answer_is_the_next_token_even_of_a_text_that_is_cut_there(lla
     whole = {e.document: e for e in examples_of(transformer)}
     assert all(e.gold == (*e.ids[1:], -1) for e in whole.values())
     cut = examples_of(transformer, "one")
-    actual = saturate(transformer, lenses, iter_batches(transformer, cut))["id"]
+    actual = saturate(transformer, lenses, iter_batches(transformer, cut))["logit"]
     assert (actual.gold >= 0).float().mean() > 0.5  # the last of a text is followed by nothing
 
 
@@ -126,15 +125,15 @@ def test_the_right_answer_at_a_mask_is_what_it_hides():
     words = transformer.tokenizer.convert_ids_to_tokens(example.gold)
     assert example.ids[example.keep[0]] == transformer.tokenizer.mask_token_id
     assert words[0] in " ".join(DOCUMENTS).lower().split()
-    actual = saturate(transformer, {"id": Lens(transformer)}, [collate(transformer, [example])])
-    assert actual["id"].gold.tolist() == list(example.gold)
+    actual = saturate(transformer, {"logit": Lens(transformer)}, [collate(transformer, [example])])
+    assert actual["logit"].gold.tolist() == list(example.gold)
 
 
 def test_without_word_from_the_batch_the_next_token_is_read_off_the_input(llama):
     transformer, lenses = llama
     batch = collate(transformer, [Example(0, (5, 6, 7), (0, 2)), Example(1, (8, 9), (0, 1))])
     assert batch.gold is None
-    assert saturate(transformer, lenses, [batch])["id"].gold.tolist() == [6, -1, 9, -1]
+    assert saturate(transformer, lenses, [batch])["logit"].gold.tolist() == [6, -1, 9, -1]
 
 
 def test_states_are_handed_on_in_the_order_of_the_rows(llama):
@@ -142,7 +141,7 @@ def test_states_are_handed_on_in_the_order_of_the_rows(llama):
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=60))
     states = []
     actual = saturate(transformer, lenses, batches, on_states=lambda h, batch: states.append(h))[
-        "id"
+        "logit"
     ]
     assert len(states) == len(batches) > 1
     last = torch.cat([h[transformer.n_layers] for h in states])
@@ -153,14 +152,14 @@ def test_states_are_handed_on_in_the_order_of_the_rows(llama):
 def test_rows_can_be_chosen_saved_and_loaded(llama, tmp_path):
     transformer, lenses = llama
     actual = saturate(transformer, lenses, iter_batches(transformer, examples_of(transformer)))[
-        "mat"
+        "linear"
     ]
     some = actual.rows(actual.layer[:, 0] < 3)
     assert 0 < len(some) < len(actual)
     assert some.layer[:, 0].max() < 3
     some.save(tmp_path / "s.safetensors")
     again = Saturation.load(tmp_path / "s.safetensors")
-    assert (again.n_layers, again.lens) == (3, "mat")
+    assert (again.n_layers, again.lens) == (3, "linear")
     for name in ("layer", "tokens", "gold", "documents", "positions"):
         assert torch.equal(getattr(again, name), getattr(some, name))
     (tmp_path / "bad").write_bytes(b"no")
@@ -178,5 +177,5 @@ def test_nothing_to_read_and_logits_that_are_not_finite_are_errors(llama):
     maps[last - 1] = LinearMap(last - 1, last, weight=torch.full((d, d), torch.nan))
     bank = ShortcutBank(maps, model=transformer.identity.to_dict(), n_layers=last, d_model=d)
     batch = next(iter_batches(transformer, examples_of(transformer)))
-    with pytest.raises(NotFinite, match=r"infinite logits of lens 'bad' \(mat\) at layer 2 in"):
+    with pytest.raises(NotFinite, match=r"infinite logits of lens 'bad' \(linear\) at layer 2 in"):
         saturate(transformer, {"bad": Lens(transformer, bank)}, [batch])

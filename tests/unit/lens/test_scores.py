@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from layerleap.errors import BadText, ModelRefused, NotFinite
-from layerleap.lens import lens as lens_module
 from layerleap.lens.intervals import POSITIVE, Documents, mean_interval
 from layerleap.lens.lens import Lens
 from layerleap.lens.map_errors import MapErrors
@@ -37,7 +36,7 @@ DOCUMENTS = sentences(50)
 def case(request):
     transformer = tiny(request.param)
     bank = fit(transformer, DOCUMENTS, pairs="all")
-    return transformer, bank, {"-": Lens(transformer), "mat": Lens(transformer, bank)}
+    return transformer, bank, {"-": Lens(transformer), "linear": Lens(transformer, bank)}
 
 
 def examples_of(transformer, side="held-out", **options):
@@ -82,7 +81,7 @@ def test_scores_do_not_depend_on_how_rows_are_cut(case, monkeypatch):
     transformer, _, lenses = case
     batches = list(iter_batches(transformer, examples_of(transformer)))
     whole = score(transformer, lenses, batches)
-    monkeypatch.setattr(lens_module, "ENTRIES", transformer.d_vocab * 3)
+    monkeypatch.setattr("layerleap.memory.LOGITS", transformer.d_vocab * 3)
     cut = score(transformer, lenses, batches)
     for name in lenses:
         assert torch.equal(cut.rank[name], whole.rank[name])
@@ -97,7 +96,7 @@ def test_every_row_has_every_measure_at_every_layer(case):
     for kind in (getattr(actual, measure) for measure in MEASURES):
         assert {name: tuple(value.shape) for name, value in kind.items()} == {
             "-": shape,
-            "mat": shape,
+            "linear": shape,
         }
     assert sorted(actual.documents.tolist()) == sorted(e.document for e in examples)
     assert tuple(actual.cosine.shape) == shape
@@ -109,8 +108,8 @@ def test_scores_are_those_of_each_text_alone(case):
     transformer, _, lenses = case
     example = examples_of(transformer)[0]
     actual = score(transformer, lenses, iter_batches(transformer, [example]))
-    readings = lenses["mat"].read(list(example.ids), positions=list(example.keep))
-    for name, track in (("-", readings.tracks["id"]), ("mat", readings.tracks["mat"])):
+    readings = lenses["linear"].read(list(example.ids), positions=list(example.keep))
+    for name, track in (("-", readings.tracks["logit"]), ("linear", readings.tracks["linear"])):
         assert torch.equal(actual.rank[name][0] == 0, track.agrees[:, 0])
         torch.testing.assert_close(actual.kl[name][0], track.kl[:, 0])
         torch.testing.assert_close(actual.surprisal[name][0], track.surprisal[:, 0])
@@ -126,8 +125,10 @@ def test_the_size_is_the_length_of_what_the_tail_is_given(case):
     h, last = transformer.capture(batch.inputs, keep=batch.keep).states, transformer.n_layers
     for layer in range(last):
         torch.testing.assert_close(actual["-"][:, layer], h[layer].norm(dim=1))
-        torch.testing.assert_close(actual["mat"][:, layer], bank[layer, last](h[layer]).norm(dim=1))
-    torch.testing.assert_close(actual["mat"][:, last], h[last].norm(dim=1))
+        torch.testing.assert_close(
+            actual["linear"][:, layer], bank[layer, last](h[layer]).norm(dim=1)
+        )
+    torch.testing.assert_close(actual["linear"][:, last], h[last].norm(dim=1))
 
 
 def test_the_cosine_compares_each_state_with_the_one_below(case):
@@ -148,7 +149,7 @@ def test_a_table_has_one_row_per_lens_metric_and_layer(case):
     table = actual.table(read="here")
     metrics = [*(f"precision@{k}" for k in PRECISIONS), "surprisal", "kl"]
     keys = [(row["map"], row["metric"], row["layer"]) for row in table]
-    assert keys == [(m, k, layer) for m in ("-", "mat") for k in metrics for layer in range(4)]
+    assert keys == [(m, k, layer) for m in ("-", "linear") for k in metrics for layer in range(4)]
     documents = actual.documents.unique()
     for row in table:
         assert row["read"] == "here"
@@ -224,12 +225,12 @@ def test_rows_that_choose_the_ridge_come_from_other_documents_than_those_fitted(
     transformer, *_ = case
     tally = collect(transformer, DOCUMENTS, choose_ridge=True)
     examples = list(iter_examples(transformer, DOCUMENTS, Sampling(), ridge_share=0.1))
-    back = {e.document for e in examples if e.held_back}
-    fitted = {e.document for e in examples if not e.held_back}
+    back = {e.document for e in examples if e.ridge_rows}
+    fitted = {e.document for e in examples if not e.ridge_rows}
     assert back
     assert not back & fitted
-    assert tally.held_back.n == sum(e.held_back for e in examples)
-    assert tally.fit.n == sum(not e.held_back for e in examples)
+    assert tally.ridge_rows.n == sum(e.ridge_rows for e in examples)
+    assert tally.fit.n == sum(not e.ridge_rows for e in examples)
 
 
 def test_correlated_rows_of_one_text_count_as_one_document():
@@ -258,7 +259,7 @@ def test_rows_of_several_batches_are_read_together_within_the_budget(case, monke
     assert len(sizes) > 2
     assert made == [sum(sizes)]  # the head is read once, not once per batch
     made.clear()
-    monkeypatch.setattr(lens_module, "ENTRIES", transformer.d_vocab * 10)
+    monkeypatch.setattr("layerleap.memory.LOGITS", transformer.d_vocab * 10)
     score(transformer, lenses, batches)
     assert sum(made) == sum(sizes)
     assert max(made) <= 10
@@ -301,7 +302,7 @@ def test_what_is_checked_fits_into_one_chunk_of_logits_however_large_the_batch(c
     monkeypatch.setattr(
         type(transformer), "capture", lambda _, inputs, **k: seen.append(inputs) or see(inputs, **k)
     )
-    monkeypatch.setattr(lens_module, "ENTRIES", 2 * transformer.d_vocab * batch.keep.shape[1])
+    monkeypatch.setattr("layerleap.memory.LOGITS", 2 * transformer.d_vocab * batch.keep.shape[1])
     check = TailCheck()
     check_tail(transformer, batch, check)
     assert [len(inputs["input_ids"]) for inputs in seen] == [2]
@@ -350,9 +351,9 @@ def test_readings_that_are_not_numbers_name_the_lens_and_the_layer(case, layer):
     maps[layer, 3] = LinearMap(layer, 3, weight=broken)
     bad = ShortcutBank(maps.values(), model=bank.model, n_layers=3, d_model=24)
     batches = iter_batches(transformer, examples_of(transformer))
-    with pytest.raises(NotFinite, match=rf"lens 'here' \(mat\) at layer {layer} in 36 of 36"):
+    with pytest.raises(NotFinite, match=rf"lens 'here' \(linear\) at layer {layer} in 36 of 36"):
         score(transformer, {"-": Lens(transformer), "here": Lens(transformer, bad)}, batches)
-    with pytest.raises(NotFinite, match=f"lens 'mat' at layer {layer}"):
+    with pytest.raises(NotFinite, match=f"lens 'linear' at layer {layer}"):
         Lens(transformer, bad).read("the cat")
 
 
@@ -386,7 +387,7 @@ def test_the_weighted_r2_leaves_out_coordinates_that_never_vary(case):
     batch = SimpleNamespace(documents=torch.arange(12) // 3, positions=torch.arange(12) % 3)
     errors = MapErrors(bank)
     errors.add(states, batch)
-    (row,) = (r for r in errors.table() if (r["map"], r["src"], r["dst"]) == ("id", 0, 3))
+    (row,) = (r for r in errors.table() if (r["map"], r["src"], r["dst"]) == ("logit", 0, 3))
     expected, actual = states[3][:, 5:].double(), states[0][:, 5:].double()
     spread = (expected - expected.mean(0)).square().sum()
     assert row["weighted"] == pytest.approx(float(1 - (expected - actual).square().sum() / spread))
@@ -401,8 +402,8 @@ def test_resamples_are_drawn_once_per_table(case, monkeypatch):
     )
     table = actual.table()
     assert len(drawn) == 1
-    (row,) = (r for r in table if (r["map"], r["metric"], r["layer"]) == ("mat", "kl", 1))
-    expected = mean_interval(actual.kl["mat"], actual.documents, POSITIVE)[1]
+    (row,) = (r for r in table if (r["map"], r["metric"], r["layer"]) == ("linear", "kl", 1))
+    expected = mean_interval(actual.kl["linear"], actual.documents, POSITIVE)[1]
     assert (row["value"], row["low"], row["high"]) == (expected.value, expected.low, expected.high)
 
 
@@ -417,7 +418,7 @@ def test_map_errors_count_only_the_pairs_of_its_bank(case):
         on_states=errors.add,
     )
     pairs = [(row["map"], row["src"], row["dst"]) for row in errors.table()]
-    assert pairs == [(name, src, 3) for name in ("mat", "id") for src in range(3)]
+    assert pairs == [(name, src, 3) for name in ("linear", "logit") for src in range(3)]
 
 
 def test_map_errors_of_given_rows_are_reproducible(case):

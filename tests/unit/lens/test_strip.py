@@ -27,7 +27,7 @@ def llama():
 
 def test_a_strip_has_a_row_per_position_and_rank(llama):
     strip = Lens(llama).saturation(TEXT)
-    assert repr(strip) == "Strip(6 positions, ranks 1 to 5, layers 0 to 3, id)"
+    assert repr(strip) == "Strip(6 positions, ranks 1 to 5, layers 0 to 3, logit)"
     rows = list(strip.rows())
     assert [row["token"] for row in rows] == TEXT.split()
     assert [row["next"] for row in rows] == [*TEXT.split()[1:], None]
@@ -55,7 +55,7 @@ def test_its_top_tokens_are_those_that_the_lens_reads_at_the_last_layer(llama):
 def test_a_bank_adds_a_track_and_positions_can_be_chosen(llama):
     bank = fit(llama, sentences(40))
     strip = Lens(llama, bank).saturation(TEXT, positions=[-1, 0], k=2)
-    assert list(strip.tracks) == ["id", "mat"]
+    assert list(strip.tracks) == ["logit", "linear"]
     assert strip.positions == [0, 5]
     frame = strip.to_pandas()
     assert len(frame) == 2 * 2 * 2
@@ -103,9 +103,9 @@ def hostile():
     layers = torch.tensor([[0, 2, 4], [1, 4, 4]], dtype=torch.int16)
     tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
     track = Saturation(
-        layers, tokens, torch.tensor([1, -1]), torch.zeros(2), torch.arange(2), 4, "id"
+        layers, tokens, torch.tensor([1, -1]), torch.zeros(2), torch.arange(2), 4, "logit"
     )
-    return Strip(words[:2], [0, 1], 4, 3, {"id": track}, words.__getitem__)
+    return Strip(words[:2], [0, 1], 4, 3, {"logit": track}, words.__getitem__)
 
 
 def test_a_page_is_self_contained_and_escapes_what_it_shows(tmp_path):

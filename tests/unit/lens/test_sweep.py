@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from layerleap.lens import lens as lens_module, sweep as sweep_module
+from layerleap.lens import sweep as sweep_module
 from layerleap.lens.lens import Lens
 from layerleap.lens.metrics import Reference
 from layerleap.lens.sweep import Sweep
@@ -82,7 +82,7 @@ def test_reading_runs_the_tail_once_per_layer_and_row_in_as_few_products_as_the_
 ):
     model = tiny("llama")
     bank = fit(model, sentences(40), intercept=True)
-    monkeypatch.setattr(lens_module, "ENTRIES", budget)
+    monkeypatch.setattr("layerleap.memory.LOGITS", budget)
     given = head_rows(model)
     readings = Lens(model, bank).read(list(range(5, 17)))
     rows, most = 12 * (model.n_layers + 1), budget // model.d_vocab

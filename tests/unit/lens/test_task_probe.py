@@ -54,15 +54,15 @@ def real(tmp_path_factory):
     writer = StateWriter(file, model(), 0)
     actual = saturate(
         model(),
-        {"id": Lens(model())},
+        {"logit": Lens(model())},
         batches(),
         k=2,
         on_states=lambda states, batch: writer.add(
             [states[layer] for layer in sorted(states)], batch.documents
         ),
-    )["id"]
+    )["logit"]
     writer.finish()
-    evidence = Evidence.from_scores(score(model(), {"id": Lens(model())}, batches()), "id")
+    evidence = Evidence.from_scores(score(model(), {"logit": Lens(model())}, batches()), "logit")
     return actual, file.open(), evidence
 
 
@@ -113,7 +113,7 @@ def test_a_loaded_probe_is_bit_identical_to_the_saved_one(tmp_path):
     actual = TaskProbe.from_pretrained(tmp_path / "probe")
     h = torch.randn(9, 16)
     assert torch.equal(actual.probabilities(h), saved.probabilities(h))
-    assert (actual.layers, actual.space, actual.lens) == (saved.layers, "raw", "id")
+    assert (actual.layers, actual.space, actual.lens) == (saved.layers, "raw", "logit")
     assert (repr(actual), actual.quality, actual.data) == (repr(saved), saved.quality, saved.data)
     assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == [
         "README.md",

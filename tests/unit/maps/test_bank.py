@@ -26,7 +26,8 @@ from layerleap.maps import artifact
 from layerleap.maps.artifact import BANK, config_hash
 from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank
 from layerleap.maps.fit import fit
-from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
+from layerleap.maps.linear import FitReport, LinearMap, LowRankMap
+from layerleap.maps.map import IdentityMap, Map
 from layerleap.models.transformer import Transformer
 from tiny_models import sentences, tiny
 
@@ -80,8 +81,34 @@ def test_a_loaded_bank_is_bit_identical_to_the_saved_one(llama, tmp_path, option
     loaded.check_model(llama)
 
 
+@pytest.mark.parametrize(
+    ("options", "settings", "kinds"),
+    [
+        ({}, {}, {"linear"}),
+        ({"rank": 3}, {}, {"low-rank"}),
+        ({"pairs": "all"}, {"lens": "tuned"}, {"linear", "tuned"}),
+    ],
+)
+def test_a_bank_saved_without_kinds_is_loaded_by_the_names_of_its_tensors(
+    llama, tmp_path, options, settings, kinds
+):
+    bank = fit(llama, sentences(30), **options)
+    bank = bank.changed(settings={**bank.settings, **settings})
+    config = bank._config()
+    del config["kinds"]
+    for one in config["fits"]:
+        one["train_r2_id"] = one.pop("train_r2_logit")
+    BANK.save(tmp_path / "bank", config, bank._tensors(), "")
+    loaded = ShortcutBank.from_pretrained(tmp_path / "bank")
+    assert_equal_banks(loaded, bank)
+    assert {one.kind for one in loaded.maps.values()} == kinds
+    tuned = {one.dst for one in loaded.maps.values() if one.kind == "tuned"}
+    assert tuned == ({3} if "tuned" in kinds else set())
+    assert loaded.kind == max(kinds)
+
+
 def test_a_bank_with_scores_keeps_them(tmp_path):
-    bank = small_bank(quality=[{"layer": 0, "precision@1 mat": 0.125}], source="somebody")
+    bank = small_bank(quality=[{"layer": 0, "precision@1 linear": 0.125}], source="somebody")
     loaded = ShortcutBank.from_pretrained(str(bank.save_pretrained(str(tmp_path / "bank"))))
     assert_equal_banks(loaded, bank)
 
@@ -308,7 +335,7 @@ def test_a_target_below_a_file_is_refused_before_anything_is_done(tmp_path):
     "changes",
     [
         {"settings": {"ridge": 5.0}},
-        {"quality": [{"layer": 0, "precision@1 mat": 1.0}]},
+        {"quality": [{"layer": 0, "precision@1 linear": 1.0}]},
         {"source": "somebody famous"},
         {"content_sha256": None},
         {"content_sha256": "00"},
@@ -367,7 +394,9 @@ def test_a_bank_of_some_pairs_says_how_many(llama):
     with pytest.raises(BadSettings, match="holds 2 pairs"):
         bank[1, 3]
     assert not bank.is_final_only
-    some = ShortcutBank([LinearMap(0, 3)], model={"name": "x"}, n_layers=3, d_model=24)
+    some = ShortcutBank(
+        [LinearMap(0, 3, weight=torch.eye(24))], model={"name": "x"}, n_layers=3, d_model=24
+    )
     assert not some.is_final_only
     with pytest.raises(BadSettings, match="holds 1 pairs"):
         some[1, 3]
@@ -377,16 +406,16 @@ def test_a_bank_of_some_pairs_says_how_many(llama):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("low_rank", [False, True])
 def test_a_map_gives_rows_in_the_dtype_they_came_in(dtype, low_rank):
-    parts = {"weight": torch.randn(6, 6)}
+    bias, left, right = torch.randn(6), torch.randn(6, 2), torch.randn(2, 6)
+    shortcut: Map = LinearMap(0, 1, torch.randn(6, 6), bias)
     if low_rank:
-        parts = {"left": torch.randn(6, 2), "right": torch.randn(2, 6)}
-    shortcut = LinearMap(0, 1, bias=torch.randn(6), **parts)
+        shortcut = LowRankMap(0, 1, left, right, bias)
     h = torch.randn(3, 6).to(dtype)
     actual = shortcut(h)
     assert actual.dtype == dtype
     assert actual.device == h.device
-    whole = parts["weight"] if not low_rank else parts["left"] @ parts["right"]
-    expected = h.double() @ whole.double() + shortcut.bias.double()
+    whole = left @ right if low_rank else shortcut.tensors()["weight"]
+    expected = h.double() @ whole.double() + bias.double()
     error = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(dtype, 1e-5)
     torch.testing.assert_close(actual.double(), expected, rtol=error, atol=error)
 
@@ -426,7 +455,7 @@ def test_the_card_warns_of_rank_deficient_fits():
 
 def test_the_card_shows_held_out_scores_and_how_the_bank_was_made():
     card = small_bank(
-        quality=[{"layer": 0, "precision@1 mat": 0.25}],
+        quality=[{"layer": 0, "precision@1 linear": 0.25}],
         data={"text": "novels"},
         settings={"ridge": 0.5, "rank": None},
         source="somebody",
@@ -454,7 +483,7 @@ def test_the_card_says_which_pairs_there_are(llama):
     def kind(*pairs):
         maps = [LinearMap(*pair, weight=torch.eye(4)) for pair in pairs]
         card = ShortcutBank(maps, model={"name": "x"}, n_layers=2, d_model=4).card()
-        return re.search(r"\d linear maps (.*) of x \(2 layers, width 4\)", card)[1]
+        return re.search(r"\d maps (.*) of x \(2 layers, width 4\)", card)[1]
 
     assert kind((0, 2), (1, 2)) == "from every layer to the last layer"
     assert kind((0, 1), (0, 2), (1, 2)) == "between all pairs of layers"

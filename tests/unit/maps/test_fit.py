@@ -65,7 +65,7 @@ def test_an_automatic_ridge_needs_rows_held_back(llama):
     ):
         solve_bank(collect(llama, sentences(30)), ridge="auto")
     few = collect(llama, sentences(30), n_texts=1, choose_ridge=True)
-    assert few.held_back.n == 0
+    assert few.ridge_rows.n == 0
     with pytest.raises(BadSettings, match="give more documents, or a ridge as a number"):
         solve_bank(few, ridge="auto")
 
@@ -239,7 +239,7 @@ def test_few_rows_are_said_and_get_a_ridge():
     }
     kl = {
         name: sum(
-            row["value"] for row in one.scores if (row["map"], row["metric"]) == ("mat", "kl")
+            row["value"] for row in one.scores if (row["map"], row["metric"]) == ("linear", "kl")
         )
         for name, one in scores.items()
     }
@@ -328,7 +328,9 @@ def test_the_sample_for_a_ridge_survives_a_checkpoint_and_a_merge(tmp_path):
 def test_a_fit_scores_itself_on_held_out_documents_for_its_card():
     bank = few(120)
     assert [row["layer"] for row in bank.quality] == [0, 1, 2]
-    assert {"precision@1", "precision@1 of id", "kl", "kl of id", "r2"} <= bank.quality[0].keys()
+    assert {"precision@1", "precision@1 of logit", "kl", "kl of logit", "r2"} <= bank.quality[
+        0
+    ].keys()
     assert "held-out documents" in bank.data["evaluated_on"]
     assert f"Scores on {bank.data['evaluated_on']}:" in bank.card()
     sampling = replace(sampling_of(bank), positions="one")

@@ -71,7 +71,7 @@ def test_an_imported_bank_reads_like_any_other(llama, tmp_path):
     for src in range(3):
         dump(tmp_path / f"{src}_3.pickle", torch.eye(WIDTH))
     readings = import_mat(tmp_path, llama).lens(llama).read("the cat sat")
-    assert torch.equal(readings.tracks["mat"].ids, readings.tracks["id"].ids)
+    assert torch.equal(readings.tracks["linear"].ids, readings.tracks["logit"].ids)
 
 
 class Bomb:

@@ -67,10 +67,10 @@ def assert_same_maps(ours: ShortcutBank, theirs: ShortcutBank) -> None:
         assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("start", ["mat", "identity"])
+@pytest.mark.parametrize("start", ["linear", "logit"])
 def test_training_gets_closer_to_the_model_than_the_closed_form_on_rows_held_out(case, start):
     bank, record = run(case, Tuning(max_rows=9600, rows_per_step=64, lr=1e-2, start=start))
-    assert {row["start"] for row in record} == {"mat", start}
+    assert {row["start"] for row in record} == {"linear", start}
     for layer in range(model().n_layers):
         closed = kl_of(case.bank.lens(model()), case.held_out, layer)
         actual = kl_of(bank.lens(model()), case.held_out, layer)
@@ -98,12 +98,12 @@ def test_training_begins_exactly_at_its_start_map(case):
 
 
 def test_started_at_the_identity_the_first_reading_is_the_logit_lens(case):
-    _, record = run(case, Tuning(max_rows=64, rows_per_step=64, start="identity"))
+    _, record = run(case, Tuning(max_rows=64, rows_per_step=64, start="logit"))
     for row in record:
         if row["rows_seen"] == 0:
-            lens = Lens(model(), case.bank if row["start"] == "mat" else None)
+            lens = Lens(model(), case.bank if row["start"] == "linear" else None)
             assert math.isclose(row["kl"], kl_of(lens, case.held_out, row["layer"]), rel_tol=1e-4)
-    assert [row["start"] for row in record[:6]] == ["mat"] * 3 + ["identity"] * 3
+    assert [row["start"] for row in record[:6]] == ["linear"] * 3 + ["logit"] * 3
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "bert"])
@@ -222,7 +222,7 @@ def test_a_layer_that_never_improves_keeps_its_start_map_and_says_so(case, fake)
     assert bank.settings["tuning"]["never_improved"] == [0, 1, 2]
     assert not any(row["improved"] for row in summary(record))
     assert all(row["rows_needed"] is None for row in summary(record))
-    identity, _ = run(case, Tuning(max_rows=640, rows_per_step=64, start="identity"))
+    identity, _ = run(case, Tuning(max_rows=640, rows_per_step=64, start="logit"))
     assert torch.equal(identity.maps[0, 3].weight, torch.eye(model().d_model))
 
 
@@ -251,7 +251,7 @@ def stop_after(steps: int):
     return progress
 
 
-@pytest.mark.parametrize("start", ["mat", "identity"])
+@pytest.mark.parametrize("start", ["linear", "logit"])
 @pytest.mark.parametrize("steps", [1, 10, 17])
 def test_an_interrupted_training_ends_with_bit_identical_maps(
     case, tmp_path, monkeypatch, steps, start
@@ -335,12 +335,12 @@ def test_a_tuned_bank_is_saved_and_loaded_bit_equal_and_says_what_it_is(case, tm
     assert_same_maps(loaded, bank)
     lens = loaded.lens(model())
     assert lens.name == "tuned"
-    assert Lens(model()).name == "id"
-    assert case.bank.lens(model()).name == "mat"
-    assert set(lens.read("the cat sat").tracks) == {"id", "tuned"}
-    assert "tuned (tuned lens)" in lens.read("the cat sat")._repr_html_()
+    assert Lens(model()).name == "logit"
+    assert case.bank.lens(model()).name == "linear"
+    assert set(lens.read("the cat sat").tracks) == {"logit", "tuned"}
+    assert "tuned lens" in lens.read("the cat sat")._repr_html_()
     assert "tuned" in loaded.source
-    assert loaded.settings["tuning"]["start"] == "mat"
+    assert loaded.settings["tuning"]["start"] == "linear"
     assert loaded.settings["tuning"]["rows_seen"] == [1920] * 3
     assert loaded.data["rows_tuned_on"] == len(case.rows)
     best = {row["layer"]: row["kl"] for row in record if row["best"]}
@@ -420,10 +420,10 @@ def test_other_families_can_be_tuned(name, tmp_path):
     tally = collect(transformer, sentences(200), sampling, save_states=tmp_path / "rows")
     rows, held_out = StateFile(tmp_path / "rows").open().split(0.25)
     # From the identity: a random BERT is so nearly linear that its closed form leaves no room.
-    tuning = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start="identity")
+    tuning = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start="logit")
     _, record = tune_maps(transformer, solve_bank(tally), rows, held_out, tuning)
     for layer in range(transformer.n_layers):
-        own = [r for r in record if (r["layer"], r["start"]) == (layer, "identity")]
+        own = [r for r in record if (r["layer"], r["start"]) == (layer, "logit")]
         assert own[-1]["kl"] < own[0]["kl"]
 
 
@@ -437,7 +437,7 @@ def test_a_model_of_few_bits_is_tuned_in_its_own_dtype(tmp_path):
 
 
 def test_a_bank_in_which_several_layers_stayed_at_the_identity_can_be_saved(case, tmp_path):
-    wild = Tuning(start="identity", lr=1e3, max_rows=320, rows_per_step=32, check_every=1)
+    wild = Tuning(start="logit", lr=1e3, max_rows=320, rows_per_step=32, check_every=1)
     actual, _ = run(case, wild)
     assert len(actual.settings["tuning"]["never_improved"]) > 1
     loaded = ShortcutBank.from_pretrained(actual.save_pretrained(tmp_path / "bank"))

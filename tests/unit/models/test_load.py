@@ -139,7 +139,7 @@ def test_a_model_offloaded_by_accelerate_reads_as_one_in_memory():
     expected = logits_of(model)
     cpu_offload(model, execution_device="cpu")
     transformer = Transformer.wrap(model)
-    ours, theirs = Lens(transformer).read(ids).tracks["id"], whole.tracks["id"]
+    ours, theirs = Lens(transformer).read(ids).tracks["logit"], whole.tracks["logit"]
     assert torch.equal(ours.ids, theirs.ids)
     torch.testing.assert_close(ours.probs, theirs.probs)
     transformer.capture(
@@ -161,7 +161,7 @@ def test_a_model_offloaded_to_disk_reads_as_one_in_memory(saved, tmp_path):
     assert transformer.model.hf_device_map["model.layers.2"] == "disk"
     assert transformer.identity.fingerprint == fingerprint(build("llama"))
     text = "the cat sat on the mat"
-    ours, theirs = (Lens(t).read(text).tracks["id"] for t in (transformer, tiny("llama")))
+    ours, theirs = (Lens(t).read(text).tracks["logit"] for t in (transformer, tiny("llama")))
     assert torch.equal(ours.ids, theirs.ids)
     torch.testing.assert_close(ours.probs, theirs.probs)
 
@@ -339,7 +339,7 @@ def test_every_option_of_load_is_documented():
 def test_the_bundled_decoder_reads_text(smollm2):
     assert smollm2.kind == "next-token"
     assert smollm2.n_layers == 30
-    track = Lens(smollm2).read("The capital of France is").tracks["id"]
+    track = Lens(smollm2).read("The capital of France is").tracks["logit"]
     assert smollm2.tokenizer.decode(track.ids[-1, -1, :1]).strip() == "Paris"
 
 

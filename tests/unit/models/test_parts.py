@@ -167,7 +167,7 @@ def test_options_of_the_fit_hold_for_parts_too():
 
 def test_rows_held_back_do_not_enter_and_parts_then_have_no_penalty():
     found = run(choose_ridge=True)
-    assert found.held_back.n > 0
+    assert found.ridge_rows.n > 0
     assert found.parts.n == found.fit.n
     bank = solve_bank(found, ridge="auto")
     assert {fit.ridge for fit in bank.part_fits.values()} == {0.0}

@@ -100,13 +100,13 @@ def test_the_bank_of_the_base_reads_a_fine_tuned_model_if_asked_for_and_says_so(
         decoder = ll.decoder(bank, other_model=True)
         drafted = model.model.generate(IDS, max_new_tokens=8, custom_generate=decoder)
     assert len([one for one in seen if one.category is OtherModelWarning]) == 7
-    assert "mat" in readings.tracks
+    assert "linear" in readings.tracks
     assert any("was fitted on" in note for note in [*readings.notes, repr(readings)])
     assert any("was fitted on" in note for note in scores.notes())
     assert "was fitted on" in text.how["note"]
     assert text.ids == plain[0, 4:].tolist()  # drafts are verified, so decoding stays exact
     assert torch.equal(drafted, plain)
-    assert neurons.lens.name == lens.name == "mat"
+    assert neurons.lens.name == lens.name == "linear"
     assert effect.tokens
     with pytest.warns(OtherModelWarning, match=both):
         lent = bank.lent_to(model)

@@ -123,10 +123,10 @@ def test_a_strange_name_is_drawn_as_it_is(name):
 
 
 def test_a_line_without_a_look_of_its_own_is_drawn_under_its_name():
-    rows = [{"x": x, "y": 0.5, "line": name} for x in (0, 1) for name in ("mat", "coin toss")]
+    rows = [{"x": x, "y": 0.5, "line": name} for x in (0, 1) for name in ("linear", "coin toss")]
     text = texts_of(draw(figure_of(rows), make_study()))
     assert "coin toss" in text
-    assert "mat (linear shortcut)" in text
+    assert "linear shortcuts" in text
 
 
 def test_a_line_that_only_the_data_know_may_bring_its_colour():
@@ -160,8 +160,10 @@ def test_a_sample_is_a_count_or_a_range_and_says_if_there_is_no_interval():
 
 
 def test_a_figure_is_described_for_those_who_hear_it():
-    rows = [{"x": 0, "y": 0.25, "line": "mat"}, {"x": 4, "y": 1.0, "line": "mat"}]
-    assert in_words(figure_of(rows), {"left": rows}) == ("Made up. left, mat: 0.25 at 0 to 1 at 4.")
+    rows = [{"x": 0, "y": 0.25, "line": "linear"}, {"x": 4, "y": 1.0, "line": "linear"}]
+    assert in_words(figure_of(rows), {"left": rows}) == (
+        "Made up. left, linear: 0.25 at 0 to 1 at 4."
+    )
 
 
 def test_long_names_are_cut_in_the_middle_and_stay_apart():

@@ -48,7 +48,7 @@ def test_a_page_of_exact_decoding_has_no_legend_of_layers(tmp_path):
 
 def test_columns_of_all_grids_of_readings_have_the_same_width():
     ids, one = torch.zeros(3, 2, 1, dtype=torch.long), torch.zeros(3, 2)
-    tracks = dict.fromkeys(("id", "mat"), Track(ids, ids.float(), one > 0, one, one))
+    tracks = dict.fromkeys(("logit", "linear"), Track(ids, ids.float(), one > 0, one, one))
     page = readings_html(Readings(["a", " much longer"], [0, 1], 2, tracks, lambda _: " word"))
     widths = re.findall(r'<table style="width:([\d.]+em)">', page)
     assert len(widths) == 2

@@ -52,12 +52,12 @@ def reading(name, layer, *tokens, agrees=False, kl=1.0):
 
 
 FRAME = [
-    reading("mat", 0, " Paris", " the", kl=2.25),
-    reading("id", 0, "\n", "\x1b[31m", "[bold]", kl=7.5),
-    reading("id", 1, "\u65e5\u672c\u8a9e" * 9, "x", kl=5.0),
-    reading("mat", 1, " Paris", " London", agrees=True, kl=0.125),
-    reading("id", 2, " Paris", " Rome", agrees=True, kl=0.0),
-    reading("mat", 2, " Paris", " Rome", agrees=True, kl=0.0),
+    reading("linear", 0, " Paris", " the", kl=2.25),
+    reading("logit", 0, "\n", "\x1b[31m", "[bold]", kl=7.5),
+    reading("logit", 1, "\u65e5\u672c\u8a9e" * 9, "x", kl=5.0),
+    reading("linear", 1, " Paris", " London", agrees=True, kl=0.125),
+    reading("logit", 2, " Paris", " Rome", agrees=True, kl=0.0),
+    reading("linear", 2, " Paris", " Rome", agrees=True, kl=0.0),
 ]
 
 

@@ -19,7 +19,7 @@ def llama():
 @pytest.mark.parametrize("option", ["n_texts", "tokens_per_batch"])
 @pytest.mark.parametrize("value", [0, -3])
 def test_sizes_below_one_are_refused(llama, option, value):
-    with pytest.raises(BadSettings, match=f"{option} {value}"):
+    with pytest.raises(BadSettings, match=f"{option} is {value}"):
         collect(llama, sentences(30), **{option: value})
 
 

@@ -119,4 +119,4 @@ def test_they_solve_to_the_least_squares_of_the_rows(intercept):
         spread = (rows[x + 1] - rows[x + 1].mean(0)).square().sum(0)
         assert fit.train_r2 == pytest.approx((1 - error / spread).mean().item(), abs=1e-6)
         identity = (rows[x] - rows[x + 1]).square().sum(0)
-        assert fit.train_r2_id == pytest.approx((1 - identity / spread).mean().item())
+        assert fit.train_r2_logit == pytest.approx((1 - identity / spread).mean().item())

@@ -69,7 +69,7 @@ def test_rows_are_read_through_a_memory_map(tmp_path):
 
 def test_rows_held_back_for_the_ridge_are_not_saved(tmp_path):
     tally = run(tmp_path / "rows", choose_ridge=True)
-    assert tally.held_back.n > 0
+    assert tally.ridge_rows.n > 0
     states = StateFile(tmp_path / "rows").open().states(slice(None)).double()
     torch.testing.assert_close(states.sum(0), tally.fit.sums)
 

@@ -60,7 +60,7 @@ def assert_bit_equal(ours: Tally, theirs: Tally) -> None:
 
 def assert_close(ours: Tally, theirs: Tally, tolerance: float = 1e-12) -> None:
     assert ours.n_texts == theirs.n_texts
-    for a, b in ((ours.fit, theirs.fit), (ours.held_back, theirs.held_back)):
+    for a, b in ((ours.fit, theirs.fit), (ours.ridge_rows, theirs.ridge_rows)):
         assert a.n == b.n
         for x, y in zip([a.sums, *a.cross], [b.sums, *b.cross], strict=True):
             torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance * y.abs().max().item())
@@ -85,8 +85,8 @@ def test_a_run_counts_every_text_of_the_fitting_side_once():
     assert 40 < whole.fit.n < 80
     assert whole.n_batches > 10
     split = run()
-    assert split.fit.n + split.held_back.n == whole.fit.n
-    assert split.held_back.n > 0
+    assert split.fit.n + split.ridge_rows.n == whole.fit.n
+    assert split.ridge_rows.n > 0
 
 
 @pytest.mark.parametrize("pairs", ["final", "all"])
@@ -236,12 +236,12 @@ def test_a_run_without_anything_to_fit_on_leaves_no_checkpoint(tmp_path):
 
 def test_rows_are_held_back_only_when_a_ridge_is_to_be_chosen(tmp_path):
     path = tmp_path / "run.safetensors"
-    assert run(choose_ridge=False, checkpoint=path).held_back is None
+    assert run(choose_ridge=False, checkpoint=path).ridge_rows is None
     assert {name.split("/")[0] for name in load_file(path)} == {"fit"}
-    assert Tally.load(path).held_back is None
+    assert Tally.load(path).ridge_rows is None
     finish(path)
-    assert run(checkpoint=path).held_back.n > 0
-    assert {name.split("/")[0] for name in load_file(path)} == {"fit", "held_back", "rows"}
+    assert run(checkpoint=path).ridge_rows.n > 0
+    assert {name.split("/")[0] for name in load_file(path)} == {"fit", "ridge_rows", "rows"}
 
 
 @pytest.mark.parametrize(
@@ -413,15 +413,15 @@ def test_a_bank_of_shards_is_solved_as_the_shards_say_or_as_asked(tmp_path):
 def test_without_an_automatic_ridge_every_row_is_used(ridge):
     split, whole = solve_bank(run(), ridge=ridge), solve_bank(run(choose_ridge=False), ridge=ridge)
     assert split.data["rows_fitted"] == whole.data["rows_fitted"]
-    assert split.data["rows_held_back"] == 0
+    assert split.data["ridge_rows"] == 0
     for pair, shortcut in whole.maps.items():
         torch.testing.assert_close(split.maps[pair].weight, shortcut.weight, rtol=1e-4, atol=1e-5)
     tally = run()
     auto = solve_bank(tally, ridge="auto")
     assert auto.data["rows_fitted"] == tally.fit.n
-    assert auto.data["rows_held_back"] == tally.held_back.n > 0
+    assert auto.data["ridge_rows"] == tally.ridge_rows.n > 0
     every = solve_bank(run(pairs="all"))  # rows held back know nothing of inner layers
-    assert every.data["rows_held_back"] == tally.held_back.n
+    assert every.data["ridge_rows"] == tally.ridge_rows.n
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
@@ -525,7 +525,7 @@ bank = solve_bank(found)
 pairs = [(s, d) for s in range(3) for d in range(s + 1, 4)]
 tensors = {f"xy.{s}.{d}": found.fit.xy(s, d).contiguous() for s, d in pairs}
 tensors |= {f"map.{s}": bank[s, 3].weight.contiguous() for s in range(3)}
-tensors["n"] = torch.tensor([found.fit.n, found.held_back.n, found.n_texts])
+tensors["n"] = torch.tensor([found.fit.n, found.ridge_rows.n, found.n_texts])
 save_file(tensors, f"{sys.argv[2]}/rank{dist.get_rank()}.safetensors")
 dist.destroy_process_group()
 """
@@ -536,7 +536,7 @@ dist.destroy_process_group()
     bank = solve_bank(single)
     for rank in (0, 1):
         theirs = load_file(tmp_path / f"rank{rank}.safetensors")
-        assert theirs["n"].tolist() == [single.fit.n, single.held_back.n, single.n_texts]
+        assert theirs["n"].tolist() == [single.fit.n, single.ridge_rows.n, single.n_texts]
         for src in range(3):
             for dst in range(src + 1, 4):
                 exact = single.fit.xy(src, dst)

@@ -136,10 +136,10 @@ def test_rows_for_the_ridge_come_from_whole_documents_of_the_fitting_side():
     encoded = list(iter_examples(model(), TEXTS, Sampling(), ridge_share=0.3))
     sides: dict[int, set[bool]] = {}
     for example in encoded:
-        sides.setdefault(example.document, set()).add(example.held_back)
+        sides.setdefault(example.document, set()).add(example.ridge_rows)
     assert all(len(flags) == 1 for flags in sides.values())
     assert {True, False} == set().union(*sides.values())
-    assert not any(example.held_back for example in examples(side="fit"))
+    assert not any(example.ridge_rows for example in examples(side="fit"))
 
 
 def test_reading_stops_after_n_texts():
@@ -390,7 +390,7 @@ def test_selected_texts_of_a_batch_equal_a_batch_of_their_own(name):
     some = batch.texts(chosen)
     assert some.inputs["input_ids"].shape[1] < batch.inputs["input_ids"].shape[1]
     rows = chosen[batch.keep.nonzero()[:, 0]]
-    for name in ("documents", "positions", "held_back"):
+    for name in ("documents", "positions", "ridge_rows"):
         assert torch.equal(getattr(some, name), getattr(batch, name)[rows])
     whole = transformer.capture(batch.inputs, keep=batch.keep).states
     alone = transformer.capture(some.inputs, keep=some.keep).states

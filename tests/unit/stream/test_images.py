@@ -146,12 +146,12 @@ def test_images_are_scored_like_texts_and_shortcuts_fitted_on_them(tmp_path, vit
     path = sets(tmp_path, 120)
     bank = fit(vit, path, Sampling(), ridge="auto")
     assert bank.data["texts"] == bank.data["rows"] == 120 - sum(map(is_held_out, images(120)))
-    assert bank.data["rows_held_back"] > 0
+    assert bank.data["ridge_rows"] > 0
     batches = batches_of(vit, path, Sampling(), side="held-out")
-    scores = score(vit, {"id": Lens(vit), "mat": Lens(vit, bank)}, batches)
+    scores = score(vit, {"logit": Lens(vit), "linear": Lens(vit, bank)}, batches)
     assert scores.check.agreement == 1.0
-    assert (scores.rank["mat"][:, -1] == 0).all()
-    assert scores.rank["id"].shape == (sum(map(is_held_out, images(120))), 4)
+    assert (scores.rank["linear"][:, -1] == 0).all()
+    assert scores.rank["logit"].shape == (sum(map(is_held_out, images(120))), 4)
 
 
 def test_what_was_read_is_counted_and_fingerprinted(tmp_path, vit):

@@ -77,12 +77,12 @@ def test_the_decoder_is_read_with_its_source_and_the_last_layer_is_the_models_an
             own = transformer.model(
                 input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target])
             ).logits[0]
-        ours = reading.tracks["id"]
+        ours = reading.tracks["logit"]
         assert ours.ids[-1, :, 0].tolist() == own.argmax(-1).tolist()
         alone = Lens(transformer).read(pair)
-        assert torch.allclose(alone.tracks["id"].probs, ours.probs, atol=1e-5)
+        assert torch.allclose(alone.tracks["logit"].probs, ours.probs, atol=1e-5)
     other = Lens(transformer).read(("another source", pairs[0][1]))
-    assert not torch.allclose(other.tracks["id"].probs, readings[0].tracks["id"].probs)
+    assert not torch.allclose(other.tracks["logit"].probs, readings[0].tracks["logit"].probs)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
@@ -91,8 +91,8 @@ def test_an_encoder_decoder_is_fitted_and_evaluated_on_pairs(name):
     bank = ll.fit(transformer, PAIRS, Sampling(positions="all"))
     scores = ll.evaluate(transformer, bank, PAIRS)
     rows = {(r["map"], r["layer"], r["metric"]): r["value"] for r in scores.scores}
-    assert rows["mat", 3, "precision@1"] == 1
-    assert rows["mat", 2, "kl"] < rows["id", 2, "kl"]
+    assert rows["linear", 3, "precision@1"] == 1
+    assert rows["linear", 2, "kl"] < rows["logit", 2, "kl"]
 
 
 def test_the_right_answer_of_a_pair_is_the_next_token_of_its_target():

@@ -156,7 +156,7 @@ def test_speech_is_scored_and_fitted_like_text(whisper):
     tally = collect(whisper, clips, Sampling(positions="all", held_out=0.0))
     assert tally.fit.n == 12 * 11
     batches = batches_of(whisper, clips, Sampling(positions="all"), side="both")
-    scores = score(whisper, {"id": Lens(whisper)}, batches)
+    scores = score(whisper, {"logit": Lens(whisper)}, batches)
     assert scores.check.agreement == 1.0
     assert len(scores.documents) == 12 * 11
     assert modality(whisper) == "sound"

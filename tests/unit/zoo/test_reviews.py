@@ -105,8 +105,8 @@ def test_the_recipe_learns_and_the_model_is_read_fitted_and_evaluated(trained, r
     bank = ll.fit(model, str(reviews))
     scores = ll.evaluate(model, bank, str(reviews))
     rows = {(r["map"], r["layer"], r["metric"]): r["value"] for r in scores.scores}
-    assert rows["mat", 1, "precision@1"] > 0.8
-    assert rows["mat", 2, "precision@1"] == 1
+    assert rows["linear", 1, "precision@1"] > 0.8
+    assert rows["linear", 2, "precision@1"] == 1
 
 
 def test_the_recipe_is_reproducible(trained, reviews, tmp_path):

@@ -33,7 +33,7 @@ def made(early_right, late_right, n=400, documents=40, top_right=50):
         torch.arange(total) % documents,
         torch.arange(total),
         LAST,
-        "id",
+        "logit",
     )
     return found.rows(order)
 
@@ -81,7 +81,7 @@ def test_the_test_is_the_textbooks():
     gold[:45] = gold[200:230] = 1
     tokens = torch.tensor([0, 1]).expand(450, -1)
     rows = torch.arange(450)
-    made_up = Saturation(layer, tokens, gold, rows, rows, LAST, "id")
+    made_up = Saturation(layer, tokens, gold, rows, rows, LAST, "logit")
     test = guesses(made_up, ranks=(2,))[0]
     pooled = 75 / 450
     z = (45 / 200 - 30 / 250) / (pooled * (1 - pooled) * (1 / 200 + 1 / 250)) ** 0.5

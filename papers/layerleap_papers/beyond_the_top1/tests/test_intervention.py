@@ -77,11 +77,11 @@ def pass_over(name: str):
     lens, kept = Lens(model), []
     of = saturate(
         model,
-        {"id": lens},
+        {"logit": lens},
         batches,
         k=2,
         on_states=lambda states, _: kept.append(torch.stack([*states.values()], 1)),
-    )["id"]
+    )["logit"]
     states = torch.cat(kept)
     p = torch.stack(
         [lens.logits(states[:, layer], layer).softmax(-1) for layer in range(model.n_layers + 1)], 1
@@ -272,7 +272,7 @@ def test_the_result_is_plain_values_with_counts_and_intervals():
     found = json.loads(json.dumps(done("llama")))
     whole = about(found)
     assert whole["plan_offsets"] == [-1, 0, 1]
-    assert whole["lens"] == "id"
+    assert whole["lens"] == "logit"
     assert 1 <= whole["donors"] <= whole["pairs"]
     assert whole["documents"] <= whole["pairs"]
     for r in found["intervention"]:

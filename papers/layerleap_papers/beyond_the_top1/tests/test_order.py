@@ -31,7 +31,13 @@ def made(layers, documents=20):
     layers = torch.as_tensor(layers)
     rows = torch.arange(len(layers))
     return Saturation(
-        layers.to(torch.int16), torch.zeros_like(layers), rows, rows % documents, rows, LAST, "id"
+        layers.to(torch.int16),
+        torch.zeros_like(layers),
+        rows,
+        rows % documents,
+        rows,
+        LAST,
+        "logit",
     )
 
 
@@ -64,7 +70,7 @@ def test_means_count_the_rows_in_which_a_rank_saturates():
     assert first["value"] == pytest.approx((30 * 1 + 10 * 2) / 40)
     assert (first["rows"], last["rows"], last["value"]) == (40, 30, 5)
     assert first["low"] <= first["value"] <= first["high"]
-    never = {"lens": "id", "rank": 5, "layer": LAST, "rows": 10}
+    never = {"lens": "logit", "rank": 5, "layer": LAST, "rows": 10}
     assert never in found["histogram"]
     assert sum(row["rows"] for row in found["histogram"] if row["rank"] == 5) == 40
     assert found["ranks"][4]["never"] == 0.25
@@ -187,12 +193,12 @@ def test_too_few_positions_are_an_error_that_says_how_many_are_needed():
 def test_a_model_from_text_to_verdict_in_plain_json_types(name, monkeypatch):
     monkeypatch.setattr("layerleap_papers.beyond_the_top1.order.NEEDED", 10)
     transformer = tiny(name, num_hidden_layers=6)
-    lenses = {"id": Lens(transformer)}
+    lenses = {"logit": Lens(transformer)}
     sampling = Sampling(positions="every:7" if name == "bert" else "all")
     examples = iter_examples(transformer, sentences(60), sampling, side="both")
     real, walks = walked(transformer, lenses, iter_batches(transformer, examples), share=0.5)
-    found = real["id"]
-    result = order(found, walks["id"])
+    found = real["logit"]
+    result = order(found, walks["logit"])
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["order"][0]["rows"] == len(found)
     assert result["tau"][0]["walk_rows"] < result["tau"][0]["rows"]

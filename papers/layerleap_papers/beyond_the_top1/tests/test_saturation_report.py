@@ -176,8 +176,8 @@ def test_data_files_say_what_the_study_says(tmp_path):
     assert json.loads((tmp_path / "study.json").read_text())["tables"] == result.tables
     with (tmp_path / "histogram.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    of_rank_1 = [row for row in rows if (row["lens"], row["rank"]) == ("id", "1")]
-    counts = [row["rows"] for row in result.rows("histogram", lens="id", rank=1)]
+    of_rank_1 = [row for row in rows if (row["lens"], row["rank"]) == ("logit", "1")]
+    counts = [row["rows"] for row in result.rows("histogram", lens="logit", rank=1)]
     assert [int(row["rows"]) for row in of_rank_1] == counts
     with (tmp_path / "tau.csv").open(newline="") as file:
         columns = set(csv.DictReader(file).fieldnames)

@@ -39,7 +39,7 @@ def test_every_section_is_there_and_plain_data(tmp_path):
     result = made()
     assert not result.failed
     assert StudyResult.load(result.save(tmp_path / "study.json")).tables == result.tables
-    lenses = {"id", "mat"}
+    lenses = {"logit", "linear"}
     for table in ("order", "places", "steps", "tau", "ranks", "histogram", "guesses", "probe"):
         assert {row["lens"] for row in result.rows(table)} == lenses, table
     assert {row["map"] for row in result.rows("exits")} == lenses
@@ -86,10 +86,17 @@ def test_claims_are_each_answered_or_said_to_be_untested():
 def test_ranks_that_grow_where_both_saturate_but_not_on_the_whole_grow_partly():
     def answer(means):
         steps = [
-            {"lens": "id", "filtered": False, "rank": rank, "value": 0.4, "low": 0.1, "high": 0.7}
+            {
+                "lens": "logit",
+                "filtered": False,
+                "rank": rank,
+                "value": 0.4,
+                "low": 0.1,
+                "high": 0.7,
+            }
             for rank in range(2, 6)
         ]
-        places = [{"lens": "id", "filtered": False, "value": mean} for mean in means]
+        places = [{"lens": "logit", "filtered": False, "value": mean} for mean in means]
         result = replace(made(), tables={"steps": steps, "places": places})
         return order._growing(result).agrees
 
@@ -175,14 +182,14 @@ def test_one_lens_that_cannot_be_made_is_noted_and_the_other_shown(tmp_path, mon
     real = probe._score
 
     def score_one(run, lens):
-        if lens == "id":
+        if lens == "logit":
             raise BadText("id has none")
         return real(run, lens)
 
     monkeypatch.setattr(probe, "_score", score_one)
     result = STUDY(llama(), few, sections=["probe"])
     assert not result.failed
-    assert {row["lens"] for row in result.rows("probe")} == {"mat"}
+    assert {row["lens"] for row in result.rows("probe")} == {"linear"}
     assert "The task probe through id: left out. Id has none." in result.notes
 
 
@@ -224,7 +231,7 @@ def test_one_pass_over_the_text_gives_layers_walks_evidence_and_states(tmp_path)
         sampling = Sampling(positions="every:2")
         return batches_of(transformer, sentences(20), sampling, side="both")
 
-    lenses = {"id": Lens(transformer), "mat": Lens(transformer, bank_of(transformer))}
+    lenses = {"logit": Lens(transformer), "linear": Lens(transformer, bank_of(transformer))}
     data = observe(transformer, lenses, batches, tmp_path / "rows", k=3, walk_share=0.5)
     assert passes == [1]
     apart = saturate(transformer, lenses, batches(), k=3)
@@ -236,7 +243,7 @@ def test_one_pass_over_the_text_gives_layers_walks_evidence_and_states(tmp_path)
         rows = data.walks[name].rows
         assert 0 < len(rows) < len(data.gold)
         assert torch.equal(data.walks[name].saturation.documents, apart[name].documents[rows])
-    assert torch.equal(data.states.documents, apart["id"].documents)
+    assert torch.equal(data.states.documents, apart["logit"].documents)
 
 
 def test_sections_that_were_not_asked_for_are_left_out_without_a_note(tmp_path):
@@ -347,7 +354,7 @@ def test_with_nothing_to_fit_on_all_is_read_through_the_logit_lens(tmp_path):
     path.write_text(json.dumps({"text": " ".join(sentences(80))}), encoding="utf8")
     one = settings(path, positions=None, held_out=0.99, per_document=None)
     result = STUDY(llama(), one)
-    assert {row["lens"] for row in result.rows("order")} == {"id"}
+    assert {row["lens"] for row in result.rows("order")} == {"logit"}
     assert [row["role"] for row in result.data] == ["read", "twin"]
     assert "the whole text is read through the logit lens: no position to fit" in result.notes[0]
 
@@ -388,7 +395,7 @@ def test_images_go_through_the_same_study(tmp_path):
     result = STUDY(model, few, sections=["guesses"])
     assert result.model["reads"] == "images"
     assert result.data[1]["rows"] > 60
-    assert {row["lens"] for row in result.rows("order")} == {"id", "mat"}
+    assert {row["lens"] for row in result.rows("order")} == {"logit", "linear"}
 
 
 def test_masked_models_are_read_at_one_position_of_each_text():

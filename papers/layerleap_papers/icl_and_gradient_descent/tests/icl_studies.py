@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
     "queries": 8,
     "search": 4,
     "rates": (0.01, 0.1),
-    "lenses": ("id",),
+    "lenses": ("logit",),
 }
 
 

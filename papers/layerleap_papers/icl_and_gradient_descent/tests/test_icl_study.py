@@ -44,10 +44,10 @@ def test_every_section_runs_and_every_table_has_its_controls():
         ("gd", "labels"),
         ("gd", "untrained"),
         ("noise", ""),
-        ("lcgd-id", ""),
-        ("lcgd-id", "queries"),
-        ("lcgd-id", "labels"),
-        ("lcgd-id", "untrained"),
+        ("lcgd-logit", ""),
+        ("lcgd-logit", "queries"),
+        ("lcgd-logit", "labels"),
+        ("lcgd-logit", "untrained"),
     } == cases
     layers = {row["layer"] for row in result.rows("similarity", way="gd", measure="aou")}
     assert layers == {None, 1, 2, 3}
@@ -62,7 +62,7 @@ def test_every_section_runs_and_every_table_has_its_controls():
 @pytest.mark.parametrize("table", ["changes", "readings", "saturation_gaps"])
 def test_predictions_and_readings_have_controls_too(table):
     result, column = made(), "way" if table == "changes" else "case"
-    for way in ("gd", "lcgd-id"):
+    for way in ("gd", "lcgd-logit"):
         rows = result.rows(table, task="sizes", **{column: way})
         assert {row["control"] for row in rows} == {"", "labels", "queries"}
     section = changes if table == "changes" else layers
@@ -185,11 +185,11 @@ def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_trai
     context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
     gains = {
         "gain/gd": torch.tensor([0.3, 0.2, 0.4]),
-        "gain/lcgd-id": torch.tensor([-0.3, 0.2, -1]),
+        "gain/lcgd-logit": torch.tensor([-0.3, 0.2, -1]),
     }
     context.cells = lambda: iter([("sizes", [gains, gains])])
     rows = {row["way"]: row for row in learns.tables(context)["learns"]}
-    assert (rows["gd"]["learns"], rows["lcgd-id"]["learns"]) == ("yes", "cannot tell")
+    assert (rows["gd"]["learns"], rows["lcgd-logit"]["learns"]) == ("yes", "cannot tell")
     assert rows["gd"]["value"] == pytest.approx(0.3)
     assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)
     tables = copy.deepcopy(made().tables) | {"learns": list(rows.values())}
@@ -223,7 +223,7 @@ def test_the_search_goes_on_beyond_the_edge_where_the_best_rate_is(rates, values
 def test_a_best_rate_at_the_edge_extends_the_search_five_times_at_most():
     chosen = settings(tasks=settings().tasks[:1], seeds=1, rates=(1e-9, 1e-8))
     result = STUDY(tiny("llama", seed=1), chosen, sections=[])
-    for way in ("gd", "lcgd-id"):
+    for way in ("gd", "lcgd-logit"):
         rows = result.rows("rates", way=way)
         assert 3 <= len(rows) <= 7
         if len(rows) == 7:  # as far as it goes
@@ -247,7 +247,7 @@ def test_a_rate_is_the_best_of_all_seeds_together(monkeypatch):
     monkeypatch.setattr(_Search, "_trained", trained)
     chosen = settings(tasks=settings().tasks[:1], rates=(0.001, 0.01, 0.1))
     result = STUDY(tiny("llama", seed=1), chosen, sections=[])
-    for way in ("gd", "lcgd-id"):
+    for way in ("gd", "lcgd-logit"):
         rows = {row["rate"]: row for row in result.rows("rates", way=way)}
         assert [rate for rate, row in rows.items() if row["chosen"]] == [0.01]
         assert rows[0.1]["value"] is None
@@ -273,7 +273,7 @@ def test_a_training_that_ends_in_nan_is_reported_with_its_seed(monkeypatch):
     told = " ".join(row["text"] for row in result.findings)
     assert "training by gradient descent diverged to NaN or infinity with seed 1" in told
     assert not result.rows("similarity", way="gd", control="")
-    assert result.rows("similarity", way="lcgd-id", control="")
+    assert result.rows("similarity", way="lcgd-logit", control="")
 
 
 def _ways_of(row) -> list[str]:
@@ -412,7 +412,7 @@ def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
             numbers = [piece.number for role in roles for piece in role]
             assert len(numbers) == len(set(numbers))
             assert chosen_on.isdisjoint(numbers)
-    for way in ("gd", "lcgd-id"):
+    for way in ("gd", "lcgd-logit"):
         rows = made().rows("rates", task="sizes", way=way)
         assert {0.01, 0.1} <= {row["rate"] for row in rows}
         best = max(rows, key=lambda row: row["value"])
@@ -520,11 +520,11 @@ def test_a_stopped_run_continues_with_the_next_seed_and_ends_the_same(tmp_path, 
 def test_layer_causal_losses_can_be_read_through_a_bank():
     model = tiny("llama", seed=1)
     bank = bank_of(model)
-    chosen = settings(tasks=settings().tasks[:1], seeds=1, lenses=("id", "mat"), bank=bank)
+    chosen = settings(tasks=settings().tasks[:1], seeds=1, lenses=("logit", "linear"), bank=bank)
     result = STUDY(model, chosen, sections=["similarity", "layers"])
-    assert {row["way"] for row in result.rows("rates")} == {"gd", "lcgd-id", "lcgd-mat"}
-    assert result.row("similarity_leads", of="lcgd-mat/", over="lcgd-id/") is not None
-    assert {row["lens"] for row in result.rows("readings")} == {"id", "mat"}
+    assert {row["way"] for row in result.rows("rates")} == {"gd", "lcgd-logit", "lcgd-linear"}
+    assert result.row("similarity_leads", of="lcgd-linear/", over="lcgd-logit/") is not None
+    assert {row["lens"] for row in result.rows("readings")} == {"logit", "linear"}
 
 
 @pytest.mark.parametrize(
@@ -534,8 +534,8 @@ def test_layer_causal_losses_can_be_read_through_a_bank():
         ({"seeds": 0}, "seeds is 0"),
         ({"most": 2}, "most is 2; expected at least the 4"),
         ({"rates": (0.0,)}, "rates are"),
-        ({"lenses": ("mat",)}, "lenses lack id"),
-        ({"lenses": ("id", "max")}, "lenses is 'max'"),
+        ({"lenses": ("linear",)}, "lenses lack id"),
+        ({"lenses": ("logit", "max")}, "lenses is 'max'"),
         ({"tokens": "some"}, "tokens is 'some'"),
         ({"tuned": "folder"}, "a tuned bank was given, but lenses are"),
     ],
@@ -556,7 +556,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):
 
 def test_a_quick_run_is_small():
     quick = IclSettings().quickened()
-    assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
+    assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("logit",))
     assert quick.demonstrations <= 8
     assert quick.queries <= 30
     assert quick.rates == (0.0003, 0.001, 0.003)
@@ -567,7 +567,7 @@ def test_a_quick_run_keeps_what_was_asked_for():
     asked = {"seeds": 2, "demonstrations": 12, "tasks": ("plurals", "kinds")}
     quick = STUDY._settings(IclSettings(**asked), True, {})
     assert {name: getattr(quick, name) for name in asked} == asked
-    assert (quick.most, quick.queries, quick.lenses) == (12, 30, ("id",))
+    assert (quick.most, quick.queries, quick.lenses) == (12, 30, ("logit",))
 
 
 def test_a_task_made_in_python_is_studied(tmp_path):

@@ -25,7 +25,7 @@ SMALL = (
     "--rates",
     "0.01,0.1",
     "--lenses",
-    "id",
+    "logit",
 )
 
 

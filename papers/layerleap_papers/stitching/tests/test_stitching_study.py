@@ -249,11 +249,10 @@ def test_labelled_texts_that_are_none_are_refused(files, models, tmp_path):
 
 
 def test_losses_do_not_depend_on_chunks(models, monkeypatch):
-    from layerleap.lens import lens
 
     rows, gold = torch.randn(7, 24).double(), torch.arange(7)
     whole = token_losses(models[0], rows, gold)
-    monkeypatch.setattr(lens, "ENTRIES", 61 * 2)
+    monkeypatch.setattr("layerleap.memory.LOGITS", 61 * 2)
     torch.testing.assert_close(token_losses(models[0], rows, gold), whole)
 
 

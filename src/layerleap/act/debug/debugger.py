@@ -15,11 +15,13 @@ from layerleap.act.debug.stop import EXIT
 from layerleap.act.debug.trace import Frame, Prompt, Trace
 from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import Edits, as_edits, describe
-from layerleap.errors import BadSettings, check_choice
+from layerleap.errors import BadSettings
 from layerleap.lens.lens import Lens
 from layerleap.lens.vocabulary.neurons import BlockReading, Neurons
 from layerleap.lens.vocabulary.tokens import TokenLabel, output_label, token_label
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.kinds import check_lens
+from layerleap.maps.map import IdentityMap
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.hooks.edit import Edit, unedited
 from layerleap.models.hooks.foreign import Foreign, foreign_code
@@ -35,7 +37,6 @@ from layerleap.stream.source import NOT_ENGLISH
 
 KEPT_BYTES = 2**28  # recorded prompts kept for the next question: 256 MB
 
-TITLES = {"id": "logit lens", "mat": "linear shortcuts", "tuned": "tuned lens"}
 EXAMPLES = {
     "next-token": (
         ("A fact", "The capital of France is"),
@@ -79,10 +80,9 @@ class Debugger:
                 "positions have no reading; the debugger needs a model that reads one position"
             )
         self.transformer, self.index = transformer, index
-        self.lenses = {"id": Lens(transformer)}
-        if bank is not None:
-            lens = Lens(transformer, bank)
-            self.lenses[lens.name] = lens
+        self.plain = Lens(transformer)
+        own = [self.plain] if bank is None else [self.plain, Lens(transformer, bank)]
+        self.lenses = {lens.name: lens for lens in own}
         self._lock = hooks_of(transformer.model).lock
         self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
         self._recorded_with: tuple[Foreign, ...] = ()  # the code of others on the model
@@ -116,7 +116,7 @@ class Debugger:
             "d_model": transformer.d_model,
             "d_vocab": transformer.d_vocab,
             "blocks": self.blocks,
-            "lenses": [{"name": name, "title": TITLES.get(name, name)} for name in self.lenses],
+            "lenses": [{"name": name, "title": one.title} for name, one in self.lenses.items()],
             "mask_token": getattr(tokenizer, "mask_token", None)
             if transformer.kind == "masked-token"
             else None,
@@ -157,7 +157,7 @@ class Debugger:
 
     def encode(self, text: Text) -> list[int]:
         """Token ids of a text; raises if the model cannot read it."""
-        return self.lenses["id"].encode(text)
+        return self.plain.encode(text)
 
     def tokens(self, text: Text) -> list[TokenLabel]:
         """The text, token by token."""
@@ -182,7 +182,7 @@ class Debugger:
         self,
         text: Text,
         *,
-        lens: str = "id",
+        lens: str = IdentityMap.kind,
         watch: int | None = None,
         follow: Sequence[int] = (),
         edits: Edits = (),
@@ -201,7 +201,7 @@ class Debugger:
         )
         own = self._edits(edits)
         prompt = self._prompt(self.encode(text))
-        place = self.lenses["id"].positions(list(prompt.ids))[-1] if selected is None else selected
+        place = self.plain.positions(list(prompt.ids))[-1] if selected is None else selected
         if place not in prompt.positions:
             place = min(prompt.positions, key=lambda position: abs(position - place))
         edited = self._rerun(prompt, own) if own else None
@@ -213,7 +213,7 @@ class Debugger:
         *,
         block: int,
         position: int,
-        lens: str = "id",
+        lens: str = IdentityMap.kind,
         watch: int | None = None,
         edits: Edits = (),
         top: int = 10,
@@ -305,7 +305,7 @@ class Debugger:
         self._edits(edits)
 
     def _lens(self, name: str) -> Lens:
-        check_choice(name, tuple(self.lenses), "lens")
+        check_lens(name, self.lenses)
         return self.lenses[name]
 
     def _edits(self, edits: Edits) -> tuple[Edit, ...]:
@@ -336,7 +336,7 @@ class Debugger:
                 with unedited(model):  # it is kept for other questions
                     recording = record(self.transformer, padded(self.transformer, [key]))
                 is_pooled = self.transformer.pooling is not None
-                positions = self.lenses["id"].positions(list(key)) if is_pooled else range(len(key))
+                positions = self.plain.positions(list(key)) if is_pooled else range(len(key))
                 self._prompts[key] = Prompt(key, tuple(positions), recording)
             self._prompts.move_to_end(key)
             self._forget()

@@ -24,9 +24,9 @@ from layerleap.act.debug.cells import Answers, Cell, CellReader
 from layerleap.act.debug.rerun import Rerun
 from layerleap.act.debug.stop import first_stop
 from layerleap.act.edits.spec import describe
-from layerleap.lens import lens as budget
 from layerleap.lens.lens import Lens
 from layerleap.lens.vocabulary.tokens import output_label, token_label
+from layerleap.memory import rows_at_once
 from layerleap.models.hooks.recording import Recording
 
 Side = Literal["before", "after"]
@@ -75,7 +75,7 @@ class Trace:
         """All frames; ends early if `should_stop` says so."""
         yield self._meta()
         others = [p for p in self.prompt.positions if p != self.selected]
-        size = max(1, budget.ENTRIES // self.lens.transformer.d_vocab)
+        size = rows_at_once(self.lens.transformer.d_vocab)
         groups = [others[start : start + size] for start in range(0, len(others), size)]
         layers = list(range(self.n_layers, -1, -1))
         coarse = [layer for layer in layers if layer % STEP == self.n_layers % STEP]

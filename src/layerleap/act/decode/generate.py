@@ -24,6 +24,7 @@ from layerleap.arguments import checked
 from layerleap.brief import brief
 from layerleap.errors import BadSettings, BadText, check_choice, first_line
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.kinds import kind_named
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.hooks.forward import hooks_of
@@ -487,7 +488,7 @@ def _way(decoder: Decoder | None) -> dict[str, str]:
         return {"decoding": "transformers' own loop"}
     bank = "none (logit lens)"
     if decoder.bank is not None:
-        text, lens = decoder.bank.data.get("text"), decoder.bank.settings.get("lens", "shortcuts")
+        text, lens = decoder.bank.data.get("text"), kind_named(decoder.bank.kind).title
         bank = f"{lens} fitted on {text}" if text else f"{lens} from {decoder.bank.source}"
     if (reason := decoder.stats[0].fallback) is not None:
         return {"decoding": f"transformers' own loop, because of {reason}"}

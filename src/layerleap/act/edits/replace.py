@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import LinearMap
+from layerleap.maps.map import Map
 from layerleap.models.discovery.compare import rounding, row_gap
 from layerleap.models.discovery.parts import KINDS, BlockPart, check_kinds, replaceable
 from layerleap.models.discovery.probe import probe
@@ -68,7 +68,7 @@ class _Place:
     part: BlockPart
     takes: nn.Module  # what enters it enters the part
     gives: nn.Module  # its output is the part's output; often the same module
-    map: LinearMap
+    map: Map
     shape: Shape
 
     def changes(self) -> list[Change]:

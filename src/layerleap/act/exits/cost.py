@@ -22,7 +22,6 @@ from layerleap.act.exits.replay import Exits
 from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.probe import prepare, probe, probe_ids
 from layerleap.models.discovery.trace import state_given
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
@@ -216,13 +215,10 @@ def metered_blocks(
 def _map_costs(
     transformer: Transformer, bank: ShortcutBank | None, states: int
 ) -> tuple[float, ...]:
-    """Two FLOPs per entry of a map's matrices and state of a row."""
-    costs = []
-    for layer in range(transformer.n_layers):
-        carry = None if bank is None else bank[layer, bank.n_layers]
-        tensors = carry.tensors().values() if isinstance(carry, LinearMap) else ()
-        costs.append(states * float(sum(2 * t.numel() for t in tensors if t.dim() == 2)))
-    return (*costs, 0.0)
+    """The FLOPs of each layer's map for all states of a row."""
+    layers = range(transformer.n_layers)
+    flops = (0 if bank is None else bank[layer, bank.n_layers].flops for layer in layers)
+    return (*(float(states * each) for each in flops), 0.0)
 
 
 def _counter() -> FlopCounterMode:

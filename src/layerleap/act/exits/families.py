@@ -14,7 +14,8 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.rules import Entropy, Gap, Rule, Similarity, ThresholdRule
 from layerleap.errors import BadSettings
 
-# The paper's values of lam: 13 for mat, and 9 more for id, whose gaps are close to 1.
+# The paper's values of lam: 13 for linear maps, and 9 more for the logit lens, whose gaps are
+# close to 1.
 LAMBDAS = (-1.112, *(tenth / 10 for tenth in range(11)), 1.112)
 MORE_LAMBDAS = tuple(round(1 + 0.0112 * step, 4) for step in range(1, 10))
 FINEST = -4.0  # log10 of the smallest distance from the safest threshold, relative to the width

@@ -27,7 +27,8 @@ from layerleap.act.fine_tuning import How, check_share
 from layerleap.act.learning.lessons import Lesson
 from layerleap.act.learning.parameters import Chosen
 from layerleap.errors import BadSettings, ModelRefused, NotFinite, WrongModel, check_choice
-from layerleap.lens.lens import ENTRIES, Lens
+from layerleap.lens.lens import Lens
+from layerleap.memory import rows_at_once
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import required_state, state_given, with_state
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, StopPass, Tap, tapped
@@ -168,7 +169,7 @@ class _Run:
             output = forward(*args, **kwargs)
         # Blocks wait while they are short, so that a pass through the head serves several.
         waiting = sum(one.h.shape[:2].numel() for one in self.pending)
-        if last or waiting >= ENTRIES // self.transformer.d_vocab:
+        if last or waiting >= rows_at_once(self.transformer.d_vocab):
             self._flush()
         if last:
             raise StopPass
@@ -272,7 +273,7 @@ class _Run:
 
 def _chunks(pending: list[_Pending], d_vocab: int) -> Iterator[list[tuple[_Pending, slice]]]:
     """The rows of the layers, as many at a time as the budget of logits allows."""
-    size = max(1, ENTRIES // d_vocab)
+    size = rows_at_once(d_vocab)
     parts: list[tuple[_Pending, slice]] = []
     room = size
     for one in pending:

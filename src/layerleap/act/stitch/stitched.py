@@ -17,7 +17,8 @@ from layerleap.act.edits.patch import PatchState
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.kernel import embedding_kernel, fit_kernels, random_kernel, shared_tokens
-from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.maps.linear import LinearMap
+from layerleap.maps.map import IdentityMap
 from layerleap.models.hooks.capture import check_layer
 from layerleap.models.hooks.edit import EditReport
 from layerleap.models.inputs import as_inputs

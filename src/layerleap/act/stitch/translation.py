@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from layerleap.act.stitch.stitched import Stitched
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.maps.map import Map
 from layerleap.models.discovery.compare import is_same
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy
@@ -92,15 +92,13 @@ class _Basis:
 
     def __init__(self, stitched: Stitched) -> None:
         a, b, carry = stitched.a, stitched.b, stitched.map
-        if isinstance(carry, IdentityMap):
-            kernel = torch.eye(a.d_model, dtype=torch.float64)
-        elif isinstance(carry, LinearMap) and carry.weight is not None and carry.bias is None:
-            kernel = carry.weight.detach().cpu().double()
-        else:
+        affine = carry.affine(a.d_model) if isinstance(carry, Map) else None
+        if affine is None or affine[1] is not None:
             raise BadSettings(
                 "only parameters behind a matrix can be translated; expected a kernel without a "
                 "bias, such as kernel='embedding'"
             )
+        kernel = affine[0].detach().cpu()
         rank = int(torch.linalg.matrix_rank(kernel))
         if rank < b.d_model:
             raise BadSettings(

@@ -65,7 +65,7 @@ def evaluate(
 ) -> None:
     """Show how well the shortcuts of MODEL predict its output on a text, layer by layer.
 
-    Compares banks with the logit lens (id): Precision@k, surprisal, KL and R2, with 95 % intervals
+    Compares banks with the logit lens: Precision@k, surprisal, KL and R2, with 95 % intervals
     over documents. Documents that a bank was fitted on are recognised and left out.
 
     Example: layerleap evaluate smollm2 --bank bank --bank default --text news -o scores

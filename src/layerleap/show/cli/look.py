@@ -158,7 +158,7 @@ def read(
         ),
         Check(preflight.bank),
     ] = None,
-    no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens (id).")] = False,
+    no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens.")] = False,
     other_model: OtherModel = False,
     position: Annotated[
         int | None, typer.Option(help="Which token's reading to show; the last by default.")
@@ -178,10 +178,10 @@ def read(
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
-    """Show the prediction at every layer of MODEL: logit lens (id) and linear shortcut (mat).
+    """Show the prediction at every layer of MODEL: logit lens and linear shortcuts.
 
-    id reads a layer's state as if it were the last one. mat first maps it to the last layer with a
-    linear shortcut. A tick marks the model's own answer; KL is the divergence from the model's
+    The logit lens reads a layer's state as if it were the last one; a linear shortcut first maps
+    it to the last layer. A tick marks the model's own answer; KL is the divergence from the model's
     distribution, in nats.
 
     Example: layerleap read smollm2 "The capital of France is"

@@ -16,8 +16,8 @@ from rich.text import Text
 from layerleap.lens.evaluate import Evaluation
 from layerleap.lens.strip import Strip
 from layerleap.lens.vocabulary.tokens import visible
+from layerleap.maps.kinds import KINDS, lens_title
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
-from layerleap.show.html.page import lens_title
 from layerleap.show.report.cells import cells_of
 from layerleap.study.result import Row, StudyResult
 from layerleap.study.tables import GOOD_OR_BAD, Table as TableSpec
@@ -39,9 +39,10 @@ def token_text(token: str) -> str:
     return visible(token) or "''"
 
 
-def _column_order(name: str) -> tuple[bool, bool, str]:
-    """The baseline first, then mat, then any other map by name."""
-    return (name != "id", name != "mat", name)
+def _column_order(name: str) -> tuple[int, str]:
+    """The logit lens first, then other kinds as they are registered, then banks by name."""
+    kinds = list(KINDS)
+    return (kinds.index(name) if name in kinds else len(kinds), name)
 
 
 def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | None:
@@ -259,7 +260,7 @@ def _size(size: Any) -> str:
 
 def fits_table(rows: list[Row]) -> RenderableType:
     """How each map to the last layer was fitted."""
-    heads = ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id")
+    heads = ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of logit")
     table = new_table(Text("fits to the last layer"), *heads)
     for row in rows:
         short = row["rank"] < row["width"]
@@ -270,7 +271,7 @@ def fits_table(rows: list[Row]) -> RenderableType:
             f"{row['condition']:.1e}",
             f"{row['ridge']:g}",
             f"{row['train_r2']:.3f}",
-            f"{row['train_r2_id']:.3f}",
+            f"{row['train_r2_logit']:.3f}",
         )
     short = [row for row in rows if row["rank"] < row["width"]]
     note = (
@@ -327,8 +328,8 @@ def _score(row: Row, rivals: list[Row], with_interval: bool) -> Text:
 
 def tuned_table(rows: list[Row]) -> RenderableType:
     """The closed form beside what tuning made of it, on rows of other documents."""
-    heads = ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead")
-    title = "tuned against the closed form (mat), on documents not trained on"
+    heads = ("layer", "KL linear", "KL tuned", "agreement linear", "tuned", "rows until ahead")
+    title = "tuned against the closed form (linear), on documents not trained on"
     table = new_table(Text(title), *heads)
     for row in rows:
         needed = row["rows_needed"]

@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import Any
 
 from layerleap.extras import report_library
+from layerleap.maps.kinds import lens_title
 from layerleap.show.figures import canvas
 from layerleap.show.figures.axes import draw_marks, dress, grid_for, legend_above, zoom_in
 from layerleap.show.figures.canvas import INK, PALETTE, SOFT
@@ -132,7 +133,7 @@ def _looks(figure: Figure, rows: Sequence[Row]) -> dict[str, Line]:
     for name in ordered:
         line = looks.get(name, Line())
         colour = line.colour or own.get(name) or ("blue" if len(ordered) == 1 else next(free))
-        looks[name] = replace(line, label=line.label or name, colour=colour)
+        looks[name] = replace(line, label=line.label or lens_title(name), colour=colour)
     return {name: looks[name] for name in ordered}
 
 

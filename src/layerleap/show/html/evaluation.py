@@ -9,7 +9,8 @@ from typing import Any
 from layerleap.errors import CannotFetch
 from layerleap.files import whole_file, write_json
 from layerleap.lens.evaluate import METRICS, Evaluation
-from layerleap.show.html.page import lens_title, notes_html, styled, write_page
+from layerleap.maps.kinds import lens_title
+from layerleap.show.html.page import notes_html, styled, write_page
 from layerleap.study.figures import LENSES, Axis, Figure, Line, short
 
 TITLES = {
@@ -61,9 +62,9 @@ def evaluation_figure(evaluation: Evaluation) -> str:
     ]
     title = f"Scores on {evaluation.text}"
     # The logit lens is far off in early layers, and would squash everything else.
-    worst = max(row["y"] for row in rows if row["panel"] == TITLES["kl"] and row["line"] != "id")
+    worst = max(row["y"] for row in rows if row["panel"] == TITLES["kl"] and row["line"] != "logit")
     zoom = {TITLES["kl"]: (0.0, 1.25 * worst), TITLES["r2"]: (-0.5, 1.02)}
-    lines = {name: LENSES.get(name, Line(short(name))) for name in evaluation.maps}
+    lines = {name: LENSES.get(name, Line(short(lens_title(name)))) for name in evaluation.maps}
     figure = Figure(
         "evaluation", title, LEAD, lambda _: rows, y=Axis(), share_y=False, zoom=zoom, lines=lines
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 from string import Template
 
 from layerleap.files import whole_file
-from layerleap.study.figures import LENSES
 
 
 def styled(kind: str, body: str) -> str:
@@ -41,11 +40,6 @@ def visible(token: str) -> str:
     """A token with its white space made visible, escaped for HTML."""
     text = token.replace("\n", "\u23ce").replace("\t", "\u21e5")
     return html.escape(text if text.strip() else repr(text)[1:-1].replace(" ", "\u2423"))
-
-
-def lens_title(name: str) -> str:
-    """What a lens is called above its part of a table."""
-    return LENSES[name].label if name in LENSES else name
 
 
 def write_page(

@@ -4,7 +4,8 @@ import html
 from pathlib import Path
 
 from layerleap.lens.readings import Readings, Track
-from layerleap.show.html.page import lens_title, notes_html, styled, visible, write_page
+from layerleap.maps.kinds import lens_title
+from layerleap.show.html.page import notes_html, styled, visible, write_page
 
 LEGEND = (
     '<p class="legend">Top token by layer: darker means more probable, framed where it is already '

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.lens.strip import Strip
+from layerleap.maps.kinds import lens_title
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
-from layerleap.show.html.page import lens_title, notes_html, styled, visible, write_page
+from layerleap.show.html.page import notes_html, styled, visible, write_page
 
 Row = dict[str, Any]
 

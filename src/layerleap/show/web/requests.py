@@ -51,7 +51,7 @@ class Trace(Body):
     """A prompt to read at every layer."""
 
     input: Input
-    lens: Annotated[str, Field(max_length=20)] = "id"
+    lens: Annotated[str, Field(max_length=20)] = "logit"
     watch: Number | None = None
     edits: Edits = []
     top: Top = 5
@@ -65,7 +65,7 @@ class Cell(Body):
     input: Input
     block: Annotated[int, Field(ge=1, lt=2**31)]
     position: Number
-    lens: Annotated[str, Field(max_length=20)] = "id"
+    lens: Annotated[str, Field(max_length=20)] = "logit"
     watch: Number | None = None
     edits: Edits = []
     top: Top = 10

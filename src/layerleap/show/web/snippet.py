@@ -70,7 +70,7 @@ def _prompts(state: dict[str, Any]) -> dict[str, str]:
 
 def _bank(model: dict[str, Any], state: dict[str, Any]) -> str:
     """The bank of the page's lens: the numbers of another one would be others."""
-    if state.get("lens") not in ("mat", "tuned"):
+    if state.get("lens", "logit") == "logit":
         return "bank = None  # the logit lens"
     source = model.get("bank")
     if source == "default":

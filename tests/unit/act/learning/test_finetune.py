@@ -177,7 +177,7 @@ def test_losses_may_be_read_through_a_bank(model):
 
     lens = ll.Lens(model, bank_of(model))
     through = tuned(model, lens=lens, share=1.0)
-    assert through.settings["lens"] == "mat"
+    assert through.settings["lens"] == "linear"
     assert not same(through, tuned(model, share=1.0))
     with pytest.raises(BadSettings, match="a lens is for how='layer-causal' alone"):
         tuned(model, how="full", lens=lens)

@@ -43,8 +43,8 @@ def tune_command(
     text: Text = None,
     out_folder: Out = Path("tuned"),
     start: Annotated[
-        str, typer.Option(help="'mat': from the bank's maps; 'identity': from the logit lens.")
-    ] = "mat",
+        str, typer.Option(help="'linear': from the bank's maps; 'logit': from the logit lens.")
+    ] = "linear",
     texts: Annotated[int | None, typer.Option(help="Texts to take states from.")] = 1500,
     max_states: Annotated[
         int, typer.Option(help="States kept on disk, a random sample of all.")

@@ -9,7 +9,7 @@
 export const DEFAULTS = Object.freeze({
   prompt: "",
   second: null,
-  lens: "id",
+  lens: "logit",
   watch: null,
   edits: [],
   selected: null,
