@@ -10,6 +10,7 @@ from saturation_studies import made, settings
 
 from contract_bank import bank_of
 from families import build
+from golden import differences
 from intervals import require_inside
 from layerleap.errors import BadSettings, BadText, CannotFetch, WrongModel
 from layerleap.lens.lens import Lens
@@ -473,3 +474,7 @@ def test_a_report_on_synthetic_speech_says_so(tmp_path, text, is_said):
 
 def test_every_estimate_of_the_study_lies_inside_its_interval():
     require_inside(made().tables, 10)
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(made(), "beyond_the_top1")

@@ -10,6 +10,7 @@ import torch
 from icl_studies import made, settings
 
 from contract_bank import bank_of
+from golden import differences
 from intervals import require_inside
 from layerleap.act.learning.descent import learn
 from layerleap.act.learning.measures import Ratio
@@ -583,3 +584,7 @@ def test_a_task_made_in_python_is_studied(tmp_path):
 
 def test_every_estimate_of_the_study_lies_inside_its_interval():
     require_inside(made().tables, 10)
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(made(), "icl_and_gradient_descent")

@@ -6,7 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import shortcut_studies
 
+from golden import differences
 from intervals import require_inside
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.metrics import lasting
@@ -26,23 +28,19 @@ METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "kl")
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
+def texts():
     """Two files of documents, one a line."""
-    folder = tmp_path_factory.mktemp("texts")
-    for name, seed, count in (("one", 0, 400), ("two", 1, 300)):
-        (folder / f"{name}.txt").write_text("\n".join(sentences(count, seed)))
-    return str(folder / "one.txt"), str(folder / "two.txt")
+    return shortcut_studies.texts()
 
 
 @pytest.fixture(scope="module")
-def settings(texts):
-    return ShortcutSettings(text=texts[0], other=texts[1], n_fit=600, n_read=200)
+def settings():
+    return shortcut_studies.settings()
 
 
 @pytest.fixture(scope="module", params=["llama", "bert"])
-def case(request, settings):
-    transformer = tiny(request.param)
-    return transformer, STUDY(transformer, settings)
+def case(request):
+    return tiny(request.param), shortcut_studies.made(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +69,10 @@ def without_times(study):
 def fitted_in(folder):
     """The banks that a study keeps, but for the second one that has its parts with a bias."""
     return [path for path in folder.glob("fitted-*") if not path.name.endswith("-biased")]
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(shortcut_studies.made(), "jump_to_conclusions")
 
 
 def test_a_study_has_the_tables_that_the_report_is_tested_with(case):

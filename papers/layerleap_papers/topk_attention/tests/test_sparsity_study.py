@@ -11,10 +11,11 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
-from sparsity_studies import SMALL, settings, small_study, text
+from sparsity_studies import SMALL, made, settings, small_study, text
 
 from edit_cases import inputs as family_inputs, wrapped
 from families import build
+from golden import differences
 from intervals import require_inside
 from layerleap.act.edits import TopKAttention, TopKNeurons
 from layerleap.errors import BadSettings
@@ -656,3 +657,7 @@ def test_numbers_are_read_from_text():
 
 def test_every_estimate_of_the_study_lies_inside_its_interval():
     require_inside(small_study("llama").tables, 10)
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(made(), "topk_attention")
