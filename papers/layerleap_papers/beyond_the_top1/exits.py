@@ -405,17 +405,16 @@ SECTION = Section(
     "If the probe says that rank 2 or later is being decided, the top token has saturated and the "
     "model may stop. All rules are replayed on the same positions; blocks, heads, maps and checks "
     "are counted. The oracle knows the answer.",
-    short="Exits",
     help="exiting by task, beside other rules",
     findings=_findings,
-    claims=(
+    shows=(
         Claim(
             "Exiting where the probe says that rank 2 is being decided beats softmax response "
             "and state similarity.",
             _claim,
         ),
+        *FIGURES,
+        *TABLES,
     ),
-    figures=FIGURES,
-    tables=TABLES,
     texts="texts",
 )

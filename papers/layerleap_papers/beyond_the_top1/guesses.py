@@ -36,6 +36,7 @@ from layerleap.study import (
     bounded,
     confirmed,
     p_words,
+    pick,
     untested,
 )
 from layerleap_papers.beyond_the_top1.context import SaturationContext
@@ -215,20 +216,17 @@ SECTION = Section(
     _run,
     "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often if "
     "it saturated early than if only the last block put it there?",
-    short="Guesses",
     help="early runners-up",
     findings=_findings,
-    claims=(
+    shows=(
         Claim(
             "Where the top token is wrong, a runner-up that saturated early is right more often.",
             _claim,
         ),
-    ),
-    tables=(
         Table(
             "guesses-table",
             "Right answers among runners-up; a dash: too few of them to test",
-            lambda result: result.rows("guesses"),
+            pick("guesses"),
             (
                 Column("lens", "through"),
                 Column("rank", form="{:.0f}"),

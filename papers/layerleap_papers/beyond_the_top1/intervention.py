@@ -52,6 +52,7 @@ from layerleap.study import (
     confirmed,
     difference,
     p_words,
+    pick,
     untested,
 )
 from layerleap_papers.beyond_the_top1.context import SaturationContext
@@ -317,7 +318,7 @@ TABLES = (
         "contrasts-table",
         "How often the token stays: the donor beside the control that reads the same, on the same "
         "pairs",
-        lambda result: [*result.rows("contrasts"), *result.rows("twin_contrasts")],
+        pick("contrasts", "twin_contrasts"),
         (
             Column("model"),
             Column("offset", form="{:.0f}"),
@@ -336,17 +337,16 @@ SECTION = Section(
     "Does a saturated state stay saturated elsewhere?",
     lambda context: tables_of(context, context.observed, THIS),
     "Success means that the recipient ends with its own top token and saturates at the patch.",
-    short="Intervention",
     help="states patched into other texts",
     findings=_findings,
-    claims=(
+    shows=(
         Claim(
             "A state patched into another text makes it saturate there, from the donor's "
             "saturation layer on and not before.",
             _step,
         ),
         Claim("What makes it stay is that the donor's state is saturated.", _saturated),
+        *FIGURES,
+        *TABLES,
     ),
-    figures=FIGURES,
-    tables=TABLES,
 )

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ from layerleap.study import (
     confirmed,
     estimate,
     opposite,
+    points,
     untested,
 )
 from layerleap_papers.beyond_the_top1.context import SaturationContext
@@ -389,18 +391,6 @@ CLAIMS = (
 # Figures and tables.
 
 
-def _place_rows(result: StudyResult) -> Iterator[Row]:
-    sources = (
-        ("all positions", result.rows("places", filtered=False)),
-        ("top token saturated early", result.rows("places", filtered=True)),
-        ("random walks", result.rows("walk_places")),
-    )
-    for line, rows in sources:
-        for row in rows:
-            panel = f"Through {LENSES[row['lens']]}"
-            yield {**row, "x": row["rank"], "y": row["value"], "line": line, "panel": panel}
-
-
 def _histogram_rows(result: StudyResult) -> Iterator[Row]:
     """Rank after rank, the lenses side by side."""
     last = result.model["n_layers"]
@@ -438,13 +428,20 @@ def _tau_dots(result: StudyResult) -> Iterator[Row]:
         yield {**sample, "line": "model", "x": tau["value"], "low": tau["low"], "high": tau["high"]}
 
 
+FILTERED = {False: "all positions", True: "top token saturated early"}
+PLACES: dict[str, Any] = {
+    "x": "rank",
+    "panel": "Through {lens}",
+    "words": {"lens": LENSES, "filtered": FILTERED},
+}
 FIGURES = (
     Figure(
         "places",
         "Mean saturation rank",
         "The place of each rank among all ranks of its position, over the positions in which it "
         "saturates. 'Saturated early' is the paper's filter.",
-        _place_rows,
+        points("places", line="{filtered}", filtered=(False, True), **PLACES)
+        + points("walk_places", line="random walks", **PLACES),
         "bars",
         x=Axis("rank of the token in the final prediction", "category"),
         y=Axis("mean saturation rank"),
@@ -575,10 +572,7 @@ SECTION = Section(
     "by their first rank, and gaps between logits that shrink from rank to rank. So order has to "
     "beat two nulls: ranks exchanged before anything is selected, and random walks of logits with "
     "the model's own step sizes.",
-    short="Order",
     required=True,
     findings=_findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
 )

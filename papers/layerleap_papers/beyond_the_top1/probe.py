@@ -229,6 +229,8 @@ SECTION = Section(
     short="Tasks",
     help="tasks read off states",
     findings=_findings,
-    figures=FIGURES,
-    claims=(Claim("The rank that is being decided can be told from a single state.", _claim),),
+    shows=(
+        *FIGURES,
+        Claim("The rank that is being decided can be told from a single state.", _claim),
+    ),
 )

@@ -83,7 +83,7 @@ class SaturationSettings(TextSettings):
             if not 0 < (value := getattr(self, name)) < 1:
                 raise BadSettings(f"{name} is {value}; expected a share between 0 and 1")
 
-    def quickened(self) -> "SaturationSettings":
+    def scaled_down(self) -> "SaturationSettings":
         """Smaller sizes for a first look; how many texts that is depends on the model."""
         return _Quick(
             **{

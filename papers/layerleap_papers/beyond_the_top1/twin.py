@@ -58,8 +58,8 @@ SECTION = Section(
     findings=_findings,
     after=("intervention",),
     quick=False,
-    claims=(Claim("In untrained models, only the first three ranks saturate in order.", _claim),),
-    tables=(
+    shows=(
+        Claim("In untrained models, only the first three ranks saturate in order.", _claim),
         order.rank_table("twin-table", "Where each rank saturates in the untrained twin", "twin_"),
     ),
 )

@@ -14,6 +14,7 @@ from layerleap.errors import ModelRefused
 from layerleap.lens import DIFFERENCE, SHARE, Documents
 from layerleap.models.weights import refusals
 from layerleap.study import (
+    KNOWN,
     Axis,
     Claim,
     Column,
@@ -29,6 +30,8 @@ from layerleap.study import (
     at_every,
     estimate,
     percent,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.embedding_space.context import EmbeddingContext
@@ -37,6 +40,7 @@ from layerleap_papers.embedding_space.pairs import interval
 from layerleap_papers.embedding_space.passes import BY_SIZE, KEY_WAYS, WAYS
 
 LEAD = "lead"
+PANELS = {way: f"{way[0].upper()}{way[1:]}" for way in WAYS}
 STATES = {"raw": "its own layer's state", "last": "the last layer's state"}
 
 
@@ -182,26 +186,6 @@ def in_percent(row: Row) -> Row:
     return {key: None if row[key] is None else 100 * row[key] for key in ends}
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for way in ways_of(result):
-        for state, measure in (("raw", OWN), ("raw", OTHERS), ("last", OWN), ("last", OTHERS)):
-            for row in by_layer(result, way=way, state=state, measure=measure):
-                ends = {key: row[key] for key in ("low", "high", "rows", "documents")}
-                yield {
-                    "x": row["layer"],
-                    "y": row["value"],
-                    "line": f"{state} {measure}",
-                    "panel": way[0].upper() + way[1:],
-                    **ends,
-                }
-
-
-def _lead_rows(result: StudyResult) -> Iterator[Row]:
-    for way in ways_of(result):
-        for row in by_layer(result, way=way, state="raw", measure=LEAD):
-            yield {**row, "column": way}
-
-
 SECTION = Section(
     "active",
     "Do states say what active parameters say?",
@@ -210,17 +194,25 @@ SECTION = Section(
     "the vocabulary, each with the sign of its activity. How many of the state's top tokens are "
     "among theirs? The control takes the vectors that were most active at a position of another "
     "document. Keys are those of the neurons whose values are most active.",
-    short="Active",
     help="states and active parameters",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "active",
             "Top tokens found among those of active parameters",
             "Share of a state's top tokens. Solid: vectors active at the position itself; dashed: "
             "at a position of another document.",
-            _points,
+            points(
+                "active",
+                line="{state} {measure}",
+                panel="{way}",
+                words={"way": PANELS},
+                way=WAYS,
+                state=("raw", "last"),
+                measure=(OWN, OTHERS),
+                layer=KNOWN,
+            ),
             y=Axis("share of tokens", "share", low=0),
             size=(3.6, 3.4),
             share_y=False,
@@ -231,14 +223,12 @@ SECTION = Section(
                 f"last {OTHERS}": Line("last layer, vectors of others", "pale", "", "dashed"),
             },
         ),
-    ),
-    tables=(
         Table(
             "active-table",
             "Lead over parameters chosen by other documents (points), by layer",
-            _lead_rows,
+            pick("active", way=WAYS, state="raw", measure=LEAD, layer=KNOWN),
             (Column("layer"),),
-            across="column",
+            across="way",
             cells=(estimate("value", "", "{:+.1f}", 100),),
             dense=True,
         ),

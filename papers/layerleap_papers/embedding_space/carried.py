@@ -11,6 +11,7 @@ from torch import Tensor
 from layerleap import StudyResult
 from layerleap.errors import BadSettings, BadText
 from layerleap.study import (
+    KNOWN,
     LENSES,
     Axis,
     Claim,
@@ -27,10 +28,12 @@ from layerleap.study import (
     all_of,
     at_every,
     estimate,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.embedding_space import kept
-from layerleap_papers.embedding_space.active import LEAD, in_points, layer_rows
+from layerleap_papers.embedding_space.active import LEAD, PANELS, in_points, layer_rows
 from layerleap_papers.embedding_space.context import EmbeddingContext
 from layerleap_papers.embedding_space.inner_products import INVERSES
 from layerleap_papers.embedding_space.matches import OTHERS, OWN
@@ -39,6 +42,7 @@ from layerleap_papers.embedding_space.passes import BY_SIZE, WAYS
 
 GAIN = "gain"  # lead of carried states minus lead of states as they are
 CARRIED = "carried states"
+LINE_OF = {CARRIED: "mat", kept.STATES: "id"}
 
 
 def _run(context: EmbeddingContext) -> Tables:
@@ -146,33 +150,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    lens = {"raw": "id", "mat": "mat"}
-    for way in WAYS:
-        for state, name in lens.items():
-            for row in _rows(result, way=way, state=state, measure=LEAD):
-                ends = {key: row[key] for key in ("low", "high", "rows", "documents")}
-                yield {
-                    "x": row["layer"],
-                    "y": row["value"],
-                    "line": name,
-                    "panel": way[0].upper() + way[1:],
-                    **ends,
-                }
-
-
-def _kept_points(result: StudyResult) -> Iterator[Row]:
-    for row in kept.points(result, "carried_kept", *INVERSES):
-        line = "mat" if row["panel"] == CARRIED else "id"
-        yield {**row, "line": line, "panel": row["line"].capitalize()}
-
-
-def _gain_rows(result: StudyResult) -> Iterator[Row]:
-    for way in WAYS:
-        for row in _rows(result, way=way, measure=GAIN):
-            yield {**row, "column": way}
-
-
 LINES = {
     "mat": Line("carried (mat)", LENSES["mat"].colour),
     "id": Line("as it is", LENSES["id"].colour, "s", "dashed"),
@@ -185,10 +162,9 @@ SECTION = Section(
     "found among those of active parameters more often than the top tokens of the states as they "
     "are? Both are compared with parameters that other documents made active, because carried "
     "states may name frequent tokens. Then inner products with k tokens kept, for the same states.",
-    short="Carried",
     help="states carried by shortcuts",
     findings=_findings,
-    claims=(
+    shows=(
         Claim(
             "Tokens of carried states match the most active FFN values better than those of "
             "states as they are, beyond chance, in every layer.",
@@ -199,14 +175,21 @@ SECTION = Section(
             "are.",
             _keeps,
         ),
-    ),
-    figures=(
         Figure(
             "carried",
             "Carried states and active parameters",
             "Share of a state's top tokens found among those of active parameters, minus the share "
             "found among those of other documents.",
-            _points,
+            points(
+                "carried",
+                line="{state}",
+                panel="{way}",
+                words={"way": PANELS, "state": {"raw": "id"}},
+                way=WAYS,
+                state=("raw", "mat"),
+                measure=LEAD,
+                layer=KNOWN,
+            ),
             y=Axis("lead (share of tokens)", "share", low=None, high=None),
             size=(3.6, 3.4),
             share_y=False,
@@ -216,7 +199,14 @@ SECTION = Section(
             "carried-kept",
             "Inner products of carried states with k tokens kept",
             "Cosine of the inner products of all pairs of states with those of their readings.",
-            _kept_points,
+            points(
+                "carried_kept",
+                x="k",
+                line="{of}",
+                panel="{inverse}",
+                words={"of": LINE_OF, "inverse": {name: name.capitalize() for name in INVERSES}},
+                inverse=set(INVERSES),
+            ),
             x=Axis("tokens kept", "log"),
             y=Axis("cosine"),
             lines=LINES,
@@ -224,14 +214,12 @@ SECTION = Section(
             size=(4.6, 3.6),
             sample="bands: 95 %, over states",
         ),
-    ),
-    tables=(
         Table(
             "carried-table",
             "Gain of carried states over states as they are (points), by layer",
-            _gain_rows,
+            pick("carried", way=WAYS, measure=GAIN, layer=KNOWN),
             (Column("layer"),),
-            across="column",
+            across="way",
             cells=(estimate("value", "", "{:+.1f}", 100),),
             dense=True,
         ),

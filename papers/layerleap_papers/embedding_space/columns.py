@@ -23,17 +23,17 @@ from layerleap.study import (
     Figure,
     Finding,
     Line,
-    Row,
     Section,
     Table,
     Tables,
     Verdict,
     at_every,
     estimate,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.embedding_space.context import EmbeddingContext
-from layerleap_papers.embedding_space.neurons import point
 from layerleap_papers.embedding_space.pairs import (
     OWN,
     READINGS,
@@ -53,6 +53,7 @@ from layerleap_papers.embedding_space.tokens import derangement
 PAIRS = {"W_Q and W_K": ("attn.q", "attn.k"), "W_V and W_O": ("attn.o", "attn.v")}
 LAYER, HEAD = "other columns of the layer", "other columns of the head"
 CONTROLS = (LAYER, HEAD)
+OVER = {lead_over(control): f"over {control}" for control in CONTROLS}
 
 
 def partners_of(
@@ -198,21 +199,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
                 )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for name in PAIRS:
-        for measure in (OWN, *CONTROLS):
-            for row in result.rows("columns", pair=name, reading="plain", measure=measure):
-                yield point(row, panel=name)
-
-
-def _lead_rows(result: StudyResult) -> Iterator[Row]:
-    for name in PAIRS:
-        for control in CONTROLS:
-            rows = result.rows("columns", pair=name, reading="plain", measure=lead_over(control))
-            for row in rows:
-                yield {**row, "column": f"{name}, over {control}"}
-
-
 SECTION = Section(
     "columns",
     "Do paired columns of a head name the same tokens?",
@@ -224,13 +210,20 @@ SECTION = Section(
     short="Heads",
     help="columns of W_Q and W_K, W_V and W_O",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "columns",
             "Overlap of columns",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
-            _points,
+            points(
+                "columns",
+                line="{measure}",
+                panel="{pair}",
+                pair=PAIRS,
+                reading="plain",
+                measure=(OWN, *CONTROLS),
+            ),
             y=Axis("Jaccard index", low=0),
             size=(4.6, 3.6),
             unit="columns",
@@ -242,14 +235,12 @@ SECTION = Section(
                 HEAD: Line(HEAD, "amber", marker="D", style="dashed"),
             },
         ),
-    ),
-    tables=(
         Table(
             "columns-table",
             "Lead of the same index over both controls, times 1,000, by layer",
-            _lead_rows,
+            pick("columns", pair=PAIRS, measure=OVER, reading="plain", words={"measure": OVER}),
             (Column("layer"),),
-            across="column",
+            across="{pair}, {measure}",
             cells=(estimate("value", "", "{:.1f}", 1000),),
             dense=True,
         ),

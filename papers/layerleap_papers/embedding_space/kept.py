@@ -28,6 +28,8 @@ from layerleap.study import (
     all_of,
     below,
     estimate,
+    pick,
+    points,
 )
 from layerleap_papers.embedding_space.context import EmbeddingContext
 from layerleap_papers.embedding_space.inner_products import INVERSES, Kept, keep_best, sizes
@@ -189,20 +191,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def points(result: StudyResult, table: str, *lines: str) -> Iterator[Row]:
-    """Points of cosines over k, a panel per set of vectors."""
-    for row in result.rows(table):
-        if row["inverse"] in lines:
-            ends = {key: row[key] for key in ("low", "high", "rows")}
-            yield {
-                "x": row["k"],
-                "y": row["value"],
-                "line": row["inverse"],
-                "panel": row["of"],
-                **ends,
-            }
-
-
 SECTION = Section(
     "kept",
     "How few tokens can stand for a vector?",
@@ -214,19 +202,17 @@ SECTION = Section(
     short="Tokens kept",
     help="transposed matrix or pseudo-inverse",
     findings=_findings,
-    claims=(
+    shows=(
         Claim(
             "The transposed output matrix is better for few tokens, the pseudo-inverse for many.",
             _claim,
         ),
-    ),
-    figures=(
         Figure(
             "kept",
             "Inner products with k tokens kept",
             "Cosine of the inner products of all pairs of vectors with those of their readings; 1 "
             "is perfect.",
-            lambda result: points(result, "kept", *INVERSES),
+            points("kept", x="k", line="{inverse}", panel="{of}", inverse=set(INVERSES)),
             x=Axis("tokens kept", "log"),
             y=Axis("cosine"),
             lines=LINES,
@@ -234,12 +220,10 @@ SECTION = Section(
             size=(3.6, 3.6),
             sample="bands: 95 %, over vectors; of states, over documents",
         ),
-    ),
-    tables=(
         Table(
             "crossings-table",
             "Tokens kept at which the pseudo-inverse becomes better",
-            lambda result: result.rows("crossings"),
+            pick("crossings"),
             (
                 Column("of", "vectors"),
                 estimate("value", "tokens", "{:,.0f}"),

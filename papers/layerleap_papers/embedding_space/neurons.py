@@ -18,7 +18,6 @@ from layerleap.study import (
     Figure,
     Finding,
     Line,
-    Row,
     Section,
     Table,
     Tables,
@@ -28,6 +27,8 @@ from layerleap.study import (
     at_every,
     below,
     estimate,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.embedding_space.context import EmbeddingContext
@@ -230,32 +231,11 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for key in keys_of(result):
-        for measure in (OWN, SHUFFLED):
-            for row in result.rows("neurons", pair=key, reading="plain", measure=measure):
-                yield point(row, panel=f"{NAMES[key].capitalize()} and values")
-
-
-def point(row: Row, **more: str) -> Row:
-    """A point of a figure over layers, a line per measure."""
-    ends = {key: row[key] for key in ("low", "high", "rows")}
-    return {"x": row["layer"], "y": row["value"], "line": row["measure"], **ends, **more}
-
-
 LINES = {
     OWN: Line("same neuron", "blue"),
     SHUFFLED: Line("shuffled pairs", "grey", marker="s", style="dashed"),
 }
 SAMPLE = "bands: 95 %, over neurons of a layer"
-
-
-def _lead_rows(result: StudyResult) -> Iterator[Row]:
-    for reading in READINGS:
-        for key in keys_of(result):
-            rows = result.rows("neurons", pair=key, reading=reading, measure=LEAD)
-            for row in rows:
-                yield {**row, "column": f"{NAMES[key]}, {reading}"}
 
 
 SECTION = Section(
@@ -265,31 +245,36 @@ SECTION = Section(
     "A neuron reads the stream with its key and writes its value. Both are read in the vocabulary "
     "with the transposed output matrix, and their tokens of largest magnitude are compared. The "
     "control pairs every key with the value of another neuron of the same layer.",
-    short="Neurons",
     help="keys and values",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "neurons",
             "Overlap of keys and values",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
-            _points,
+            points(
+                "neurons",
+                line="{measure}",
+                panel="{pair} and values",
+                words={"pair": {key: name.capitalize() for key, name in NAMES.items()}},
+                pair=KEYS,
+                reading="plain",
+                measure=(OWN, SHUFFLED),
+            ),
             y=Axis("Jaccard index", low=0),
             lines=LINES,
             size=(4.6, 3.6),
             unit="neurons",
             sample=SAMPLE,
         ),
-    ),
-    tables=(
         Table(
             "neurons-table",
             "Lead of own pairs over shuffled ones, times 1,000, by layer; plain: tokens of largest "
             "magnitude; signed: highest tokens; folded: norms folded in",
-            _lead_rows,
+            pick("neurons", reading=READINGS, pair=KEYS, measure=LEAD, words={"pair": NAMES}),
             (Column("layer"),),
-            across="column",
+            across="{pair}, {reading}",
             cells=(estimate("value", "", "{:.1f}", 1000),),
             dense=True,
         ),

@@ -53,7 +53,7 @@ class EmbeddingSettings(FitSettings):
         if self.vectors is not None and self.vectors < 2:
             raise BadSettings(f"vectors is {self.vectors}; expected 2 or more, to shuffle pairs")
 
-    def quickened(self) -> "EmbeddingSettings":
+    def scaled_down(self) -> "EmbeddingSettings":
         """Few vectors of every layer, and few texts with several positions each."""
         assert self.n_fit is not None
         assert self.n_read is not None

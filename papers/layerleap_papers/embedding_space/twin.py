@@ -113,13 +113,11 @@ SECTION = Section(
     findings=_findings,
     after=("neurons", "columns"),
     quick=False,
-    claims=(
+    shows=(
         Claim(
             "In an untrained model, vectors that belong together overlap no more than others.",
             _claim,
         ),
-    ),
-    tables=(
         Table(
             "twin-table",
             "Mean lead over the control, times 1,000",

@@ -35,7 +35,10 @@ from layerleap.study import (
     below,
     difference,
     estimate,
+    part_of,
     percent,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
@@ -49,7 +52,7 @@ from layerleap_papers.icl_and_gradient_descent.judged import (
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
+from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel, working
 
 FEWEST = 10  # counted queries: fewer say nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
@@ -61,6 +64,11 @@ CONTROLS_HERE = (
     "makes no predictions, and those of untrained blocks are random, so neither is a control here."
 )
 TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
+CASES = {
+    **NAMES,
+    **{f"{way}/labels": f"{name}, shuffled answers" for way, name in NAMES.items()},
+    "in-context": "in context",
+}
 MOST = {"jaccard": 2, "recall": 1}  # what one query can count: two changes that differ
 
 
@@ -149,7 +157,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             )
             if jaccard is not None and recall is not None and recall["value"] is not None:
                 controls = ", ".join(
-                    f"{interval(row, '{:.2f}')} with {CONTROLS[control]}"
+                    f"{interval(row, '.2f')} with {CONTROLS[control]}"
                     for control in ("labels", "queries")
                     if (
                         row := result.row(
@@ -159,9 +167,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                     is not None
                 )
                 yield Finding(
-                    f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '{:.2f}')}"
+                    f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '.2f')}"
                     f" of {recall['counted']} queries that training made right, change-Jaccard "
-                    f"{interval(jaccard, '{:.2f}')} of {jaccard['counted']} changed predictions "
+                    f"{interval(jaccard, '.2f')} of {jaccard['counted']} changed predictions "
                     f"({controls}).",
                     under="changes",
                 )
@@ -191,7 +199,7 @@ def _few(result: StudyResult) -> Verdict:
             answers.append("cannot tell")
             seen.append(f"{name} not measured" if row is None else f"{name} {IDLE}")
             continue
-        answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
+        answers.append(below(part_of(row, "size"), FEW))
         seen.append(f"{name} {row['counted']} of {row['rows']} queries")
     return Verdict(
         all_of(answers),
@@ -250,7 +258,7 @@ def _closer(result: StudyResult) -> Verdict:
         rows,
         lambda _, row: above(row),
         "yes if the two intervals do not meet on all tasks that are learned in context",
-        "{:+.2f}",
+        "+.2f",
         ("lcgd-id", "gd"),
     )
 
@@ -266,20 +274,6 @@ CLAIMS = (
 )
 
 
-def _dots(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("changes", control=""):
-        if row["value"] is not None:
-            note = f"of {row['counted']}"
-            yield {
-                **row,
-                "x": row["value"],
-                "y": TITLES[row["measure"]],
-                "line": row["way"],
-                "panel": panel(result, row["task"]),
-                "note": note,
-            }
-
-
 FIGURES = (
     Figure(
         "changes",
@@ -287,7 +281,16 @@ FIGURES = (
         "Change-Jaccard: of all changes of predictions by context or training, the share that is "
         "the same. Rec2FTP: of the queries that training made right, the share that context made "
         "right. Beside each point: of how many; shares of fewer than 10 have no interval.",
-        _dots,
+        points(
+            "changes",
+            x="value",
+            y="measure",
+            line="{way}",
+            panel="{task}",
+            note="of {counted}",
+            words={**PANELS, "measure": TITLES},
+            control="",
+        ),
         kind="dots",
         x=Axis("share", "share"),
         y=Axis("", "category"),
@@ -302,22 +305,20 @@ TABLES = (
     Table(
         "trained-table",
         "Right answers (%)",
-        lambda result: (
-            {**row, "name": _case(row["case"])} for row in result.rows("trained_accuracy")
-        ),
+        pick("trained_accuracy", words={"case": CASES}),
         (Column("task"),),
-        across="name",
+        across="case",
         cells=(estimate("value", "", "{:.0f}", 100),),
         terminal=True,
     ),
     Table(
         "changes-table",
         "Changed predictions",
-        lambda result: ({**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")),
+        pick("changes"),
         (
             Column("task"),
             Column("way", "trained by", words=NAMES),
-            Column("title", "measure"),
+            Column("measure", words=TITLES),
             Column("control", words=CONTROLS),
             estimate("value", "share"),
             Column("counted", "of", "{:,.0f}"),
@@ -325,12 +326,6 @@ TABLES = (
         ),
     ),
 )
-
-
-def _case(case: str) -> str:
-    way, _, control = case.partition("/")
-    name = NAMES.get(way, way.replace("in-context", "in context"))
-    return f"{name}, shuffled answers" if control else name
 
 
 SECTION = Section(
@@ -344,7 +339,5 @@ SECTION = Section(
     "answers that the model gives without either. How many of these changes are the same? "
     + CONTROLS_HERE,
     findings=findings,
-    claims=over_seeds(*CLAIMS),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(*CLAIMS), *FIGURES, *TABLES),
 )

@@ -18,6 +18,7 @@ from layerleap.study import (
     above,
     all_of,
     at_every,
+    in_words,
     more_than_half,
     untested,
 )
@@ -41,14 +42,9 @@ def lead(result: StudyResult, task: str, measure: str, of: str, over: str) -> Ro
     return result.row("similarity_leads", task=task, measure=measure, of=of, over=over)
 
 
-def interval(row: Row | None, form: str = "{:.3f}") -> str:
+def interval(row: Row | None, form: str = ".3f") -> str:
     """A value with its interval."""
-    if row is None or row["value"] is None:
-        return "not measured"
-    value = form.format(row["value"])
-    if row["low"] is None or row["high"] is None:
-        return value
-    return f"{value} ({form.format(row['low'])} to {form.format(row['high'])})"
+    return in_words(row, form, unknown="not measured")
 
 
 def judged(
@@ -113,7 +109,7 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
             lambda _, row: above(row),
             "yes if the interval of the difference, query by query, is above 0 on all tasks that "
             "are learned in context",
-            "{:+.3f}",
+            "+.3f",
             (of.strip("/"), over.strip("/")),
         )
 
@@ -136,7 +132,7 @@ def _untrained(result: StudyResult) -> Verdict:
         "times trained, seed by seed, is above 0 on all tasks that are learned in context; cannot "
         "tell where the trained value is not above noise. Untrained blocks are drawn anew for "
         "every seed",
-        "{:+.3f}",
+        "+.3f",
         ("gd",),
     )
 
@@ -162,7 +158,7 @@ def _high_before(result: StudyResult) -> Verdict:
         lambda _, row: above(row, HIGH),
         f"SimAM of context and zero-shot, with no training at all: yes if its interval is above "
         f"{HIGH}",
-        "{:.3f}",
+        ".3f",
     )
 
 
@@ -211,7 +207,7 @@ def _above_control(control: str, text: str) -> Claim:
                 is_idle = not learns(result, {"task": task, "way": way})
                 is_measured = is_measured or is_known(row)
                 answers.append("cannot tell" if is_idle else above(row))
-                said = IDLE if is_idle else interval(row, "{:+.3f}")
+                said = IDLE if is_idle else interval(row, "+.3f")
                 seen.append(f"{task}, {NAMES[way]} {said}")
         if not is_measured:
             return untested("it was not measured in this run")

@@ -14,6 +14,7 @@ from layerleap import StudyResult
 from layerleap.act.learning import saturation_layer, shuffled
 from layerleap.lens import nested_means
 from layerleap.study import (
+    KNOWN,
     Axis,
     Claim,
     Column,
@@ -26,6 +27,9 @@ from layerleap.study import (
     Verdict,
     above,
     estimate,
+    part_of,
+    pick,
+    points,
 )
 from layerleap_papers.icl_and_gradient_descent.conditions import READ_QUERIES
 from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
@@ -33,7 +37,7 @@ from layerleap_papers.icl_and_gradient_descent.judged import interval, judged
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 from layerleap_papers.icl_and_gradient_descent.similarity import ALL_LINES, SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
+from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel, working
 
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
 CONTROLS_HERE = (
@@ -121,7 +125,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         known = [case for case in ("zero-shot", *NAMES) if case in rows]
         if known:
             words = ", ".join(
-                f"{interval(rows[case], '{:.2f}')} {NAMES.get(case, 'without training')}"
+                f"{interval(rows[case], '.2f')} {NAMES.get(case, 'without training')}"
                 for case in known
             )
             yield Finding(
@@ -137,7 +141,7 @@ def _claim(way: str) -> Claim:
         for task in working(result):
             where = {"task": task, "lens": "id", "case": way, "layer": None, "control": ""}
             row = result.row("readings", **where)
-            lead = None if row is None else {k: row[f"lead_{k}"] for k in ("value", "low", "high")}
+            lead = None if row is None else part_of(row, "lead")
             rows.append((task, lead))
         return judged(
             result,
@@ -145,7 +149,7 @@ def _claim(way: str) -> Claim:
             lambda _, row: above(row),
             "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
             "are learned in context",
-            "{:+.3f}",
+            "+.3f",
             (way,),
         )
 
@@ -156,25 +160,21 @@ def _claim(way: str) -> Claim:
     )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("readings", lens="id", control=""):
-        if row["layer"] is not None:
-            yield {
-                **row,
-                "x": row["layer"],
-                "y": row["value"],
-                "line": row["case"],
-                "panel": panel(result, row["task"]),
-            }
-
-
 FIGURES = (
     Figure(
         "readings",
         "Layers that predict as in context",
         "The share of queries for which a layer predicts the same token as that layer in context, "
         f"read through the logit lens, for the first {READ_QUERIES} queries of every seed.",
-        _points,
+        points(
+            "readings",
+            line="{case}",
+            panel="{task}",
+            words=PANELS,
+            lens="id",
+            control="",
+            layer=KNOWN,
+        ),
         y=Axis("same prediction", "share"),
         lines=ALL_LINES,
         unit="queries",
@@ -183,31 +183,26 @@ FIGURES = (
 )
 
 
-def _named(rows: list[Row]) -> Iterator[Row]:
-    for row in rows:
-        yield {
-            **row,
-            "name": NAMES.get(row["case"], "without training"),
-            "lens": LENSES[row["lens"]],
-            "control": CONTROLS[row["control"]],
-        }
-
-
+WORDS = {
+    "case": {**NAMES, "zero-shot": "without training"},
+    "lens": LENSES,
+    "control": CONTROLS,
+}
 TABLES = (
     Table(
         "readings-table",
         "Layers that predict as in context (%), mean over blocks",
-        lambda result: _named(result.rows("readings", layer=None)),
+        pick("readings", words=WORDS, layer=None),
         (Column("task"), Column("lens", "read through"), Column("control")),
-        across="name",
+        across="case",
         cells=(estimate("value", "", "{:.0f}", 100),),
     ),
     Table(
         "saturation-table",
         "Distance of saturation layers from those in context, in layers",
-        lambda result: _named(result.rows("saturation_gaps")),
+        pick("saturation_gaps", words=WORDS),
         (Column("task"), Column("lens", "read through"), Column("control")),
-        across="name",
+        across="case",
         cells=(estimate("value", "", "{:.1f}"),),
     ),
 )
@@ -217,12 +212,9 @@ SECTION = Section(
     title="Do layers predict the same?",
     run=tables,
     needs=("learns",),
-    short="Layers",
     help="readings of layers and saturation",
     lead="A lens reads what every layer would predict. After training, do layers predict what they "
     "predict in context, and do predictions settle at the same layer? " + CONTROLS_HERE,
     findings=findings,
-    claims=over_seeds(_claim("gd"), _claim("lcgd-id")),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(_claim("gd"), _claim("lcgd-id")), *FIGURES, *TABLES),
 )

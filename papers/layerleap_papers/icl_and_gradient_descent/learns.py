@@ -21,6 +21,7 @@ from layerleap.study import (
     Tables,
     above,
     estimate,
+    pick,
 )
 from layerleap_papers.icl_and_gradient_descent.context import FAILED, IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.judged import interval
@@ -58,7 +59,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         for answer, words in ANSWERS.items():
             own = [row for row in rows if row["learns"] == answer]
             if own:
-                ways = ", ".join(f"{NAMES[row['way']]} {interval(row, '{:+.3g}')}" for row in own)
+                ways = ", ".join(f"{NAMES[row['way']]} {interval(row, '+.3g')}" for row in own)
                 said.append(f"{words} {ways}")
         if said:
             is_idle = any(row["learns"] != "yes" for row in rows)
@@ -88,7 +89,7 @@ TABLES = (
     Table(
         "learns-table",
         "Gain of the right answer's log-probability by training, in nats",
-        lambda result: result.rows("learns"),
+        pick("learns"),
         (
             Column("task"),
             Column("way", "trained by", words=NAMES),
@@ -112,5 +113,5 @@ SECTION = Section(
     "of the study, on which no rate was chosen: is the right answer more likely than without "
     "training? What a way does that does not clearly learn is shown, but no claim uses it.",
     findings=findings,
-    tables=TABLES,
+    shows=(*TABLES,),
 )

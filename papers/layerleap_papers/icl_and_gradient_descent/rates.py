@@ -26,6 +26,8 @@ from layerleap.study import (
     Table,
     Tables,
     estimate,
+    pick,
+    points,
 )
 from layerleap_papers.icl_and_gradient_descent.conditions import (
     Observed,
@@ -35,7 +37,7 @@ from layerleap_papers.icl_and_gradient_descent.conditions import (
     truth,
 )
 from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean
-from layerleap_papers.icl_and_gradient_descent.works import names, panel
+from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel
 
 LINES = {
     "gd": Line("gradient descent", "orange", marker="s", style="dashed"),
@@ -215,32 +217,6 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("rates"):
-        if row["value"] is not None:
-            yield {
-                **row,
-                "x": row["rate"],
-                "y": row["value"],
-                "line": row["way"],
-                "panel": panel(result, row["task"]),
-            }
-
-
-def _similarities(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("rates"):
-        if row.get("aou_value") is not None:
-            yield {
-                "x": row["rate"],
-                "y": row["aou_value"],
-                "low": row["aou_low"],
-                "high": row["aou_high"],
-                "line": row["way"],
-                "rows": row["rows"],
-                "panel": panel(result, row["task"]),
-            }
-
-
 def _marks(result: StudyResult) -> Iterator[Mark]:
     for row in result.rows("rate_references"):
         yield Mark("y", row["value"], row["case"], panel=panel(result, row["task"]))
@@ -253,7 +229,7 @@ FIGURES = (
         "The mean log-probability of the right answer, in nats, after one pass of training over "
         "the demonstrations; among labels for classes, among all tokens for mappings. The best "
         "rate of each way is used from here on. Rates that diverge are left out.",
-        _points,
+        points("rates", x="rate", line="{way}", panel="{task}", words=PANELS),
         x=Axis("learning rate", "log"),
         y=Axis("log-probability"),
         lines=LINES,
@@ -267,7 +243,7 @@ FIGURES = (
         "SimAOU by learning rate",
         "The similarity of what training and what context change in attention outputs, mean over "
         "layers, on the same queries. It does not decide which rate is used.",
-        _similarities,
+        points("rates", x="rate", y="aou_value", line="{way}", panel="{task}", words=PANELS),
         x=Axis("learning rate", "log"),
         y=Axis("SimAOU"),
         lines=LINES,
@@ -280,7 +256,7 @@ TABLES = (
     Table(
         "rates-table",
         "Search of learning rates",
-        lambda result: result.rows("rates"),
+        pick("rates"),
         (
             Column("task"),
             Column("way", words=NAMES),
@@ -299,13 +275,11 @@ SECTION = Section(
     title="Learning rates",
     run=tables,
     required=True,
-    short="Rates",
     lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
     "steps. The size of the steps is chosen by the same small search for all of them: the rate "
     "that makes the right answers of separate queries most likely, on average over the "
     "demonstrations of all seeds. No seed measures these queries. If the best rate is the lowest "
     f"or highest that was tried, the search goes on there, at most {EXTENSIONS} times.",
     findings=findings,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*FIGURES, *TABLES),
 )

@@ -127,7 +127,7 @@ class IclSettings(Settings):
         if not named or len(set(named)) < len(named):
             raise BadSettings(f"tasks are {', '.join(named) or 'none'}; expected each once")
 
-    def quickened(self) -> "IclSettings":
+    def scaled_down(self) -> "IclSettings":
         """One seed, one task, few demonstrations and queries, and the logit lens alone."""
         asked = self.demonstrations if self.demonstrations != IclSettings.demonstrations else 0
         return replace(

@@ -4,17 +4,29 @@ In: the measurements of all tasks and seeds. Out: SimAOU and SimAM delta, mean o
 each number of demonstrations.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from layerleap import StudyResult
 from layerleap.lens import nested_means
-from layerleap.study import Axis, Column, Figure, Finding, Row, Section, Table, Tables, estimate
+from layerleap.study import (
+    Axis,
+    Column,
+    Figure,
+    Finding,
+    Row,
+    Section,
+    Table,
+    Tables,
+    estimate,
+    pick,
+    points,
+)
 from layerleap_papers.icl_and_gradient_descent.conditions import CURVE_QUERIES
 from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean, merged
 from layerleap_papers.icl_and_gradient_descent.judged import MEASURES
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import names, panel
+from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel
 
 
 def tables(context: IclContext) -> Tables:
@@ -54,28 +66,13 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             )
 
 
-def _points(measure: str) -> Callable[[StudyResult], Iterator[Row]]:
-    def rows(result: StudyResult) -> Iterator[Row]:
-        for row in result.rows("shots", measure=measure):
-            if row["value"] is not None:
-                yield {
-                    **row,
-                    "x": row["shots"],
-                    "y": row["value"],
-                    "line": row["way"],
-                    "panel": panel(result, row["task"]),
-                }
-
-    return rows
-
-
 FIGURES = tuple(
     Figure(
         f"shots-{measure}",
         f"{MEASURES[measure]} by number of demonstrations",
         f"Mean over layers, on the first {CURVE_QUERIES} queries of every seed. The learning rate "
         "is the one chosen for all demonstrations.",
-        _points(measure),
+        points("shots", x="shots", line="{way}", panel="{task}", words=PANELS, measure=measure),
         x=Axis("demonstrations"),
         y=Axis(MEASURES[measure]),
         lines=LINES,
@@ -89,12 +86,9 @@ TABLES = (
     Table(
         "shots-table",
         "Similarity by number of demonstrations, mean over layers",
-        lambda result: (
-            {**row, "title": f"{MEASURES[row['measure']]}, {NAMES[row['way']]}"}
-            for row in result.rows("shots")
-        ),
+        pick("shots", words={"measure": MEASURES, "way": NAMES}),
         (Column("task"), Column("shots", "demonstrations")),
-        across="title",
+        across="{measure}, {way}",
         cells=(estimate("value", "", "{:.3f}"),),
     ),
 )
@@ -109,6 +103,5 @@ SECTION = Section(
     lead="Training makes one pass over the demonstrations, so what it has learned after the first "
     "few can be compared with showing the same few.",
     findings=findings,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*FIGURES, *TABLES),
 )

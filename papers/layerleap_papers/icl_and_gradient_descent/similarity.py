@@ -4,7 +4,8 @@ In: the measurements of all tasks and seeds. Out: SimAOU, SimAM delta and SimAM 
 layer, way of training and control; and paired leads of one way over another, or over a control.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from layerleap import StudyResult
 from layerleap.lens import nested_means
 from layerleap.study import (
+    KNOWN,
     Axis,
     Column,
     Figure,
@@ -22,12 +24,14 @@ from layerleap.study import (
     Table,
     Tables,
     estimate,
+    pick,
+    points,
 )
 from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean, merged
 from layerleap_papers.icl_and_gradient_descent.judged import CLAIMS, MEASURES, interval, lead, mean
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
-from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
+from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel, working
 
 CONTROLS = {
     "": "",
@@ -123,9 +127,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 continue
             words = ", ".join(f"{interval(row)} for {NAMES[way]}" for way, row in known)
             gap = lead(result, task, measure, "lcgd-id/", "gd/")
-            closer = (
-                "" if gap is None else (f" Layer-causal minus plain: {interval(gap, '{:+.3f}')}.")
-            )
+            closer = "" if gap is None else (f" Layer-causal minus plain: {interval(gap, '+.3f')}.")
             yield Finding(
                 f"{panel(result, task)}: mean {MEASURES[measure]} {words}.{closer}",
                 under=measure,
@@ -148,51 +150,34 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             )
 
 
-def _by_layer(measure: str) -> Callable[[StudyResult], Iterator[Row]]:
-    def rows(result: StudyResult) -> Iterator[Row]:
-        for way in (*LINES, "noise", "zero-shot"):
-            for row in result.rows("similarity", measure=measure, way=way, control="", seed=None):
-                if row["layer"] is not None and row["value"] is not None:
-                    yield {
-                        **row,
-                        "x": row["layer"],
-                        "y": row["value"],
-                        "line": way,
-                        "panel": panel(result, row["task"]),
-                    }
-
-    return rows
-
-
-def _controls(result: StudyResult) -> Iterator[Row]:
-    """Mean SimAOU of both ways of the paper, with every control."""
-    order = ["", "untrained", "labels", "queries"]
-    for task in names(result):
-        for way in ("gd", "lcgd-id"):
-            for control in order:
-                if (row := mean(result, task, "aou", way, control)) is not None:
-                    yield {
-                        **row,
-                        "x": row["value"],
-                        "y": CONTROLS[control] or "as it is",
-                        "line": way,
-                        "panel": panel(result, task),
-                    }
-        if (row := mean(result, task, "aou", "noise")) is not None:
-            yield {
-                **row,
-                "x": row["value"],
-                "y": "noise",
-                "line": "noise",
-                "panel": panel(result, task),
-            }
-
-
 ALL_LINES = {
     **LINES,
     "noise": Line("isotropic noise", "grey", marker="", style="dashed", band=0),
     "zero-shot": Line("no training", "grey", marker="x", style="dashed", band=0),
 }
+ALL_NAMES = {**NAMES, "noise": "isotropic noise"}
+CASES = {
+    f"{way}/{control}": f"{name}, {words}" if control else name
+    for way, name in ALL_NAMES.items()
+    for control, words in CONTROLS.items()
+}
+BY_CONTROL = partial(
+    points,
+    "similarity",
+    x="value",
+    y="control",
+    line="{way}",
+    panel="{task}",
+    measure="aou",
+    seed=None,
+    layer=None,
+)
+OF_WAYS = BY_CONTROL(
+    way=("gd", "lcgd-id"),
+    control=("", "untrained", "labels", "queries"),
+    words={**PANELS, "control": {**CONTROLS, "": "as it is"}},
+)
+OF_NOISE = BY_CONTROL(way="noise", words={**PANELS, "control": {"": "noise"}})
 SAMPLE = "bands and intervals: 95 %, over seeds and queries"
 
 
@@ -201,7 +186,17 @@ def _layer_figure(measure: str, how: str) -> Figure:
         measure,
         f"{MEASURES[measure]} by layer",
         how,
-        _by_layer(measure),
+        points(
+            "similarity",
+            line="{way}",
+            panel="{task}",
+            words=PANELS,
+            way=ALL_LINES,
+            measure=measure,
+            control="",
+            seed=None,
+            layer=KNOWN,
+        ),
         x=Axis("block", "layer"),
         y=Axis(MEASURES[measure]),
         lines=ALL_LINES,
@@ -235,7 +230,7 @@ FIGURES = (
         "Shuffled answers: trained on the same answers dealt out anew, none of them right if "
         "possible, or of classes as many as by chance. Other queries: the training's change of "
         "another query.",
-        _controls,
+        OF_WAYS + OF_NOISE,
         kind="dots",
         x=Axis("SimAOU, mean over layers"),
         y=Axis("", "category"),
@@ -247,41 +242,26 @@ FIGURES = (
 )
 
 
-def _mean_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("similarity", seed=None, layer=None):
-        if row["measure"] == "am":
-            continue
-        name = NAMES.get(row["way"], "isotropic noise")
-        yield {
-            **row,
-            "name": name,
-            "case": CONTROLS[row["control"]],
-            "title": MEASURES[row["measure"]],
-        }
-
-
 TABLES = (
     Table(
         "mean-table",
         "Similarity to in-context learning, mean over layers",
-        _mean_rows,
-        (Column("task"), Column("name", "trained by"), Column("case", "control")),
-        across="title",
+        pick(
+            "similarity",
+            measure={"aou", "amd"},
+            seed=None,
+            layer=None,
+            words={"way": ALL_NAMES, "control": CONTROLS, "measure": MEASURES},
+        ),
+        (Column("task"), Column("way", "trained by"), Column("control")),
+        across="measure",
         cells=(estimate("value", "", "{:.3f}"),),
         terminal=True,
     ),
     Table(
         "leads-table",
         "Differences, query by query",
-        lambda result: (
-            {
-                **row,
-                "measure": MEASURES[row["measure"]],
-                "of": _named(row["of"]),
-                "over": _named(row["over"]),
-            }
-            for row in result.rows("similarity_leads")
-        ),
+        pick("similarity_leads", words={"measure": MEASURES, "of": CASES, "over": CASES}),
         (
             Column("task"),
             Column("measure"),
@@ -294,22 +274,20 @@ TABLES = (
     Table(
         "seeds-table",
         "SimAOU by seed, mean over layers",
-        lambda result: (
-            {**row, "name": NAMES.get(row["way"], row["way"])}
-            for row in result.rows("similarity", measure="aou", control="", layer=None)
-            if row["seed"] is not None and row["way"] in NAMES
+        pick(
+            "similarity",
+            measure="aou",
+            control="",
+            layer=None,
+            seed=KNOWN,
+            way=set(NAMES),
+            words={"way": NAMES},
         ),
         (Column("task"), Column("seed")),
-        across="name",
+        across="way",
         cells=(estimate("value", "", "{:.3f}"),),
     ),
 )
-
-
-def _named(key: str) -> str:
-    way, _, control = key.partition("/")
-    name = NAMES.get(way, "isotropic noise")
-    return f"{name}, {CONTROLS[control]}" if control else name
 
 
 SECTION = Section(
@@ -317,13 +295,10 @@ SECTION = Section(
     title="Does training change what context changes?",
     run=tables,
     needs=("learns",),
-    short="Similarity",
     help="SimAOU and SimAM delta by layer",
     lead="Each query runs without demonstrations, after demonstrations in its context, and without "
     "them after training on the same demonstrations in the same order. What context changes is "
     "compared with what training changes, at the token that predicts the answer.",
     findings=findings,
-    claims=over_seeds(*CLAIMS),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(*CLAIMS), *FIGURES, *TABLES),
 )

@@ -10,6 +10,7 @@ from layerleap import StudyResult
 from layerleap.act.learning import BASELINES
 from layerleap.study import (
     GOOD_OR_BAD,
+    KNOWN,
     Answer,
     Axis,
     Claim,
@@ -27,7 +28,10 @@ from layerleap.study import (
     all_of,
     at_every,
     estimate,
+    in_words,
     percent,
+    pick,
+    points,
 )
 from layerleap_papers.icl_and_gradient_descent.context import IclContext
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
@@ -109,17 +113,11 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             else "Demonstrations do not clearly help, so the rest is meaningless for this task."
         )
         yield Finding(
-            f"{task}: {percent(first['value'])} right zero-shot, {percent(most['value'])}"
-            f"{_ends(most)} with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}",
+            f"{task}: {percent(first['value'])} right zero-shot, {in_words(most, '%')} "
+            f"with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}",
             under="accuracy",
             headline=True,
         )
-
-
-def _ends(row: Row) -> str:
-    if row["low"] is None:
-        return ""
-    return f" ({percent(row['low'])} to {percent(row['high'])})"
 
 
 def _claim_works(result: StudyResult) -> Verdict:
@@ -157,18 +155,6 @@ CLAIMS = (
 )
 
 
-def _curves(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("accuracy"):
-        if row["shots"] is not None:
-            yield {
-                **row,
-                "x": row["shots"],
-                "y": row["value"],
-                "line": row["answers"],
-                "panel": panel(result, row["task"]),
-            }
-
-
 def _marks(result: StudyResult) -> Iterator[Mark]:
     for row in result.rows("accuracy"):
         if row["answers"] == "majority" or (row["answers"] == "copy" and row["value"]):
@@ -181,6 +167,12 @@ def panel(result: StudyResult, task: str) -> str:
     return task if task in working(result) else f"{task} (not learned in context)"
 
 
+def panels(result: StudyResult) -> dict[str, str]:
+    """The names of all tasks over their panels."""
+    return {task: panel(result, task) for task in names(result)}
+
+
+PANELS = {"task": panels}  # words of every figure with a panel per task
 FIGURES = (
     Figure(
         "accuracy",
@@ -188,7 +180,7 @@ FIGURES = (
         "The share of queries whose answer is right. Of classes, the best label is the answer; of "
         "mappings, the best of all tokens. Shuffled: the same demonstrations with the answers of "
         "others; of mappings none stays right if possible, of classes as many as by chance.",
-        _curves,
+        points("accuracy", x="shots", line="{answers}", panel="{task}", words=PANELS, shots=KNOWN),
         x=Axis("demonstrations"),
         y=Axis("right answers", "share"),
         lines=LINES,
@@ -202,7 +194,7 @@ TABLES = (
     Table(
         "tasks-table",
         "The tasks",
-        lambda result: result.rows("tasks"),
+        pick("tasks"),
         (
             Column("task"),
             Column("says", "what it asks"),
@@ -231,7 +223,7 @@ TABLES = (
     Table(
         "leads-table",
         "Lead of true demonstrations, query by query (points)",
-        lambda result: result.rows("accuracy_leads"),
+        pick("accuracy_leads"),
         (
             Column("task"),
             Column("over", words=NAMES),
@@ -272,7 +264,5 @@ SECTION = Section(
     "copying the question? If not, there is no learning in context to compare with. Accuracy is "
     "that of the first queries of each seed; later sections ask all of them.",
     findings=findings,
-    claims=over_seeds(*CLAIMS),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(*CLAIMS), *FIGURES, *TABLES),
 )

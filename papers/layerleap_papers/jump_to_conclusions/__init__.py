@@ -40,10 +40,9 @@ READINGS = Section(
     _read,
     lead="The state after every layer is carried to the last layer by a linear shortcut, or taken "
     "as it is, and read by the model's own output head.",
-    short="Readings",
     required=True,
     findings=lambda result: [f for idea in IDEAS for f in idea.findings(result)],
-    claims=(
+    shows=(
         *agreement.CLAIMS,
         *pairs.CLAIMS,
         *transfer.CLAIMS,
@@ -51,15 +50,15 @@ READINGS = Section(
             "To human readers, shortcuts' predictions are more plausible than the logit lens's.",
             lambda _: untested("plausibility needs human readers"),
         ),
-    ),
-    figures=(
         *agreement.FIGURES[:1],
         *pairs.FIGURES,
         *agreement.FIGURES[1:],
         *transfer.FIGURES,
         *checks.FIGURES,
+        *agreement.TABLES,
+        *transfer.TABLES,
+        *checks.TABLES,
     ),
-    tables=(*agreement.TABLES, *transfer.TABLES, *checks.TABLES),
 )
 
 STUDY: Study[ShortcutSettings] = Study(

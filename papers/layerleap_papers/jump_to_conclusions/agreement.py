@@ -1,14 +1,17 @@
 """How well each layer predicts the model's output, through mat and through id: "scores", "lead"."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from layerleap import StudyResult
 from layerleap.study import (
     Axis,
     Claim,
     Column,
+    Each,
     Figure,
     Finding,
+    Pick,
     Row,
     Table,
     Tables,
@@ -20,6 +23,8 @@ from layerleap.study import (
     between,
     estimate,
     percent,
+    pick,
+    points,
     share_of,
 )
 from layerleap_papers.jump_to_conclusions import curves
@@ -145,12 +150,6 @@ def _more_often(result: StudyResult) -> Verdict:
     )
 
 
-def _less_surprised(result: StudyResult) -> Verdict:
-    answers = [below(row) for row in result.rows("lead", metric="surprisal")]
-    seen = f"clearly lower at {answers.count('yes')} of {len(answers)} layers"
-    return Verdict(at_every(answers), seen, EVERY_LAYER)
-
-
 def _early_agreement(result: StudyResult) -> Verdict:
     mat = below_last(result, curve(result, "mat", "precision@1"))
     early = mat[: max(1, round(len(mat) / 3))]
@@ -173,15 +172,6 @@ def _wide_lead(result: StudyResult) -> Verdict:
         f"{100 * min(values(rows)):.0f} to {100 * max(values(rows)):.0f} points; clearly above 20 "
         f"at {answers.count('yes')} of {len(rows)} layers",
         f"{EVERY_LAYER}; the paper's 44 of 48 layers are the first nine tenths of the depth",
-    )
-
-
-def _masked_lead(result: StudyResult) -> Verdict:
-    answers = [above(row, 0.1) for row in result.rows("lead", metric="precision@1")]
-    return Verdict(
-        share_of(answers, 0.5),
-        f"clearly at {answers.count('yes')} of {len(answers)} layers",
-        "yes if the interval of the lead is above 10 points at half of the layers or more",
     )
 
 
@@ -214,7 +204,12 @@ CLAIMS = (
     Claim(
         "The model is less surprised by a shortcut's token than by the logit lens's, at every "
         "layer.",
-        _less_surprised,
+        Each(
+            pick("lead", metric="surprisal"),
+            "clearly lower at {yes} of {n} layers",
+            EVERY_LAYER,
+            below,
+        ),
     ),
     Claim(
         "In early layers, shortcuts predict 28 to 45 % of a next-token model's answers.",
@@ -228,7 +223,13 @@ CLAIMS = (
     ),
     Claim(
         "The lead over the logit lens is more than ten points at most layers.",
-        _masked_lead,
+        Each(
+            pick("lead", metric="precision@1"),
+            "clearly at {yes} of {n} layers",
+            "yes if the interval of the lead is above 10 points at half of the layers or more",
+            partial(above, threshold=0.1),
+            partial(share_of, needed=0.5),
+        ),
         curves.is_masked,
     ),
     Claim(
@@ -248,10 +249,18 @@ CLAIMS = (
 # --- figures and tables ------------------------------------------------------------------------
 
 
-def _points(result: StudyResult, *metrics: str) -> Iterator[Row]:
-    for metric in metrics:
-        for row in curves.main_scores(result, metric):
-            yield curves.point(row, panel=metric.capitalize() if len(metrics) > 1 else "")
+def _points(*metrics: str, panel: str = "") -> Pick:
+    return points(
+        "scores",
+        "tuned_scores",
+        line="{map}",
+        panel=panel,
+        words={"metric": {metric: metric.capitalize() for metric in metrics}},
+        read=curves.main_text,
+        metric=metrics,
+        map=curves.MAPS,
+        fit=lambda result: {*curves.main_fits(result), "tuned"},
+    )
 
 
 FIGURES = (
@@ -260,7 +269,7 @@ FIGURES = (
         "Agreement with the model",
         "How often the lens's top token is the model's top token (Precision@1), or among its best "
         "five or ten. Higher is better.",
-        lambda r: _points(r, *PRECISIONS),
+        _points(*PRECISIONS, panel="{metric}"),
         y=Axis("share of states", "share"),
     ),
     Figure(
@@ -268,7 +277,7 @@ FIGURES = (
         "Surprisal",
         "How unlikely the full model finds the lens's top token, in nats. The dotted line is the "
         "model's surprisal at its own top token; it is not 0.",
-        lambda r: _points(r, "surprisal"),
+        _points("surprisal"),
         y=Axis("surprisal (nats)", low=0),
         marks=curves.floor,
         size=(5.2, 3.6),
@@ -279,7 +288,7 @@ FIGURES = (
         "KL divergence",
         "How far the lens's distribution is from the model's, in nats, on a log scale. Lower is "
         "better. At the last layer it is 0, which a log scale cannot show.",
-        lambda r: _points(r, "kl"),
+        _points("kl"),
         y=Axis("KL divergence (nats)", "log"),
         size=(5.2, 3.6),
         narrow=True,

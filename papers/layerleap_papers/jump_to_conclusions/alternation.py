@@ -14,7 +14,6 @@ from layerleap.study import (
     Figure,
     Finding,
     Line,
-    Row,
     Section,
     Table,
     Tables,
@@ -24,11 +23,13 @@ from layerleap.study import (
     below,
     estimate,
     percent,
+    pick,
+    points,
     share_of,
     untested,
 )
 from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.curves import PRECISIONS, estimates, point
+from layerleap_papers.jump_to_conclusions.curves import PRECISIONS, estimates
 
 NAMES = {"round robin": "round-robins", "best R2": "schedules with the best R2"}
 ALL_PAIRS = "schedules need maps between all pairs of layers (pairs 'all')"
@@ -149,18 +150,13 @@ CLAIMS = (
 )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("schedules", metric="precision@1"):
-        yield point(row, x=row["blocks"], line=row["kind"])
-
-
 FIGURES = (
     Figure(
         "alternation",
         "Blocks and jumps in turn",
         "Each dot is one schedule; those above each other run as many blocks. If dots lie above "
         "the line of single jumps, alternating is worth it.",
-        _points,
+        points("schedules", x="blocks", line="{kind}", metric="precision@1"),
         x=Axis("blocks that are run; the rest is jumped over", "layer"),
         y=Axis("agreement", "share"),
         size=(7.6, 4.5),
@@ -173,19 +169,13 @@ FIGURES = (
 )
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("schedules"):
-        unit = " (%)" if row["metric"] in PRECISIONS else ""
-        yield {**row, "column": f"{row['metric']}{unit}"}
-
-
 TABLES = (
     Table(
         "schedules-table",
         "Schedules",
-        _table_rows,
+        pick("schedules", words={"metric": {m: f"{m} (%)" for m in PRECISIONS}}),
         (Column("schedule"), Column("kind"), Column("blocks", "blocks run")),
-        across="column",
+        across="metric",
         cells=(estimate("value"),),
         forms={f"{m} (%)": ("{:.1f}", 100.0) for m in PRECISIONS},
     ),
@@ -198,12 +188,9 @@ SECTION = Section(
     lead="Instead of one jump at the end, jumps and blocks can alternate. A schedule is written as "
     "it runs: 0-3~6-9 runs the blocks from layer 0 to layer 3, jumps to layer 6, and runs the "
     "blocks up to layer 9.",
-    short="Alternation",
     help="blocks and jumps in turn",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     needs=("readings",),
     quick=False,
 )

@@ -12,6 +12,7 @@ from layerleap.study import (
     Axis,
     Claim,
     Column,
+    Each,
     Figure,
     Finding,
     Lensed,
@@ -22,13 +23,12 @@ from layerleap.study import (
     Tables,
     Verdict,
     above,
-    at_every,
     difference,
     estimate,
     exit_rows,
     exits as replayed,
     percent,
-    untested,
+    pick,
 )
 from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import MAPS, point
@@ -239,19 +239,6 @@ def _saves_more(result: StudyResult) -> Verdict:
     )
 
 
-def _beats_fixed(result: StudyResult) -> Verdict:
-    leads = result.rows("exits_lead", rule="gap")
-    answers = [above(row) for row in leads if row["map"] != "tuned"]
-    if not answers:
-        return untested("no threshold of the paper's grid exits anywhere in between")
-    return Verdict(
-        at_every(answers),
-        f"clearly at {answers.count('yes')} of {len(answers)} thresholds, through id and mat",
-        "yes if the interval of the lead is above 0 at all thresholds, partly if at most; fixed "
-        "exits are interpolated to the same mean number of layers",
-    )
-
-
 CLAIMS = (
     Claim(
         "At 95 % agreement, early exit saves more layers with shortcuts than without.", _saves_more
@@ -259,7 +246,13 @@ CLAIMS = (
     Claim(
         "Exiting token by token beats exiting at one fixed layer, at the same mean number of "
         "layers.",
-        _beats_fixed,
+        Each(
+            pick("exits_lead", rule="gap", map={"id", "mat"}),
+            "clearly at {yes} of {n} thresholds, through id and mat",
+            "yes if the interval of the lead is above 0 at all thresholds, partly if at most; "
+            "fixed exits are interpolated to the same mean number of layers",
+            missing="no threshold of the paper's grid exits anywhere in between",
+        ),
     ),
 )
 
@@ -370,9 +363,13 @@ SECTION = Section(
     short="Early exit",
     help="early exit, replayed and calibrated",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=(replayed.saved_table("saved-table"), SAME_ROWS, replayed.calibrated_table()),
+    shows=(
+        *CLAIMS,
+        *FIGURES,
+        replayed.saved_table("saved-table"),
+        SAME_ROWS,
+        replayed.calibrated_table(),
+    ),
     texts="texts",
     needs=("readings",),
     after=("tuned",),

@@ -1,13 +1,16 @@
 """R2 between all pairs of layers: how well a later state can be predicted from an earlier one."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from layerleap import StudyResult
 from layerleap.lens import GROUPS
 from layerleap.study import (
+    KNOWN,
     LENSES,
     Axis,
     Claim,
+    Each,
     Figure,
     Finding,
     Row,
@@ -16,6 +19,7 @@ from layerleap.study import (
     above,
     at_every,
     below,
+    pick,
     share_of,
     untested,
 )
@@ -87,17 +91,6 @@ def _explains_more(result: StudyResult) -> Verdict:
     )
 
 
-def _id_fails(result: StudyResult) -> Verdict:
-    answers = [below(row) for row in result.rows("r2", map="id") if row["r2"] is not None]
-    if not answers:
-        return untested(NO_R2)
-    return Verdict(
-        share_of(answers, 0.5),
-        f"R2 is clearly below 0 in {answers.count('yes')} of {len(answers)} pairs",
-        "yes if the interval says so in half of the pairs or more",
-    )
-
-
 CLAIMS = (
     Claim(
         "Between all pairs of layers, a shortcut explains more than the state itself (R2).",
@@ -105,7 +98,14 @@ CLAIMS = (
     ),
     Claim(
         "Without a map, R2 of a masked model is no better than the mean for most pairs of layers.",
-        _id_fails,
+        Each(
+            pick("r2", map="id", r2=KNOWN),
+            "R2 is clearly below 0 in {yes} of {n} pairs",
+            "yes if the interval says so in half of the pairs or more",
+            below,
+            partial(share_of, needed=0.5),
+            NO_R2,
+        ),
         is_masked,
     ),
 )

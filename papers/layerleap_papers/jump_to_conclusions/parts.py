@@ -3,7 +3,7 @@
 Maps of attention, feed-forward networks and norms are fitted in the same pass as the shortcuts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from layerleap.study import (
     below,
     estimate,
     percent,
+    pick,
+    points,
     share_of,
     untested,
 )
@@ -212,13 +214,16 @@ LINES |= {
 }
 
 
-def _points(result: StudyResult, metric: str) -> Iterator[Row]:
-    rows = result.rows("parts", metric=metric)
-    for row in rows:
-        yield curves.point(row, line=f"{row['map']} +b" if row["bias"] else row["map"])
-    for row in curves.main_scores(result, metric) if rows else ():
-        if row["map"] != "tuned":
-            yield curves.point(row)
+BIASED = {True: " +b", False: ""}
+
+
+def _points(metric: str) -> Callable[[StudyResult], list[Row]]:
+    """Replaced parts, beside readings that skip all blocks."""
+    parts = points("parts", line="{map}{bias}", metric=metric, words={"bias": BIASED})
+    whole = points(
+        "scores", line="{map}", metric=metric, read=curves.main_text, fit=curves.main_fits
+    )
+    return lambda result: [*own, *whole(result)] if (own := parts(result)) else []
 
 
 X = Axis("layer from which on parts are replaced", "layer")
@@ -229,7 +234,7 @@ FIGURES = (
         "Further right, fewer blocks are changed. Replaced parts still run the rest of their "
         "block; mat and id skip all blocks. Thick lines are maps without an intercept, as in the "
         "paper, thin dashed lines the same maps fitted with one.",
-        lambda r: _points(r, "precision@1"),
+        _points("precision@1"),
         x=X,
         y=Axis("agreement", "share"),
         lines=LINES,
@@ -240,7 +245,7 @@ FIGURES = (
         "parts_surprisal",
         "Parts of a block replaced: surprisal",
         "The same runs, measured by how unlikely the full model finds the top token.",
-        lambda r: _points(r, "surprisal"),
+        _points("surprisal"),
         x=X,
         y=Axis("surprisal (nats)", low=0),
         lines=LINES,
@@ -251,21 +256,19 @@ FIGURES = (
 )
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for metric, name in {"precision@1": "P@1", "surprisal": "nats"}.items():
-        for bias in (False, True):
-            for row in result.rows("parts", metric=metric, bias=bias):
-                yield {**row, "column": f"{name} {row['map']}{' +b' if bias else ''}"}
-
-
 TABLES = (
     Table(
         "parts-table",
         "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
         "intercept",
-        _table_rows,
+        pick(
+            "parts",
+            metric=("precision@1", "surprisal"),
+            bias=(False, True),
+            words={"bias": BIASED, "metric": {"precision@1": "P@1", "surprisal": "nats"}},
+        ),
         (Column("layer", "from layer"),),
-        across="column",
+        across="{metric} {map}{bias}",
         cells=(estimate("value"),),
         forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
         dense=True,
@@ -278,12 +281,9 @@ SECTION = Section(
     run,
     lead="A block has parts: attention, a feed-forward network and norms. Here, one kind of part "
     "is replaced by a matrix in every block after the start layer; everything else runs as it is.",
-    short="Parts",
     help="parts of blocks replaced by matrices; with --quick only if named",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     needs=("readings",),
     quick=False,
 )

@@ -63,7 +63,7 @@ class ShortcutSettings(FitSettings):
         """The text for transfer."""
         return () if self.other is None else (self.other,)
 
-    def quickened(self) -> "ShortcutSettings":
+    def scaled_down(self) -> "ShortcutSettings":
         """Far fewer texts, with several rows of each: passes take most of the time."""
         assert self.n_fit is not None
         assert self.n_read is not None

@@ -189,12 +189,9 @@ SECTION = Section(
     "Models of several sizes",
     run,
     lead="The same reading of several models, laid over each other by relative depth.",
-    short="Sizes",
     help="other models, named by --beside",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     needs=("readings",),
     when=lambda s: bool(s.beside),
 )

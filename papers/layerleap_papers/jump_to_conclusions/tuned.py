@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from layerleap import StudyResult
 from layerleap.maps import summary
-from layerleap.study import Axis, Column, Figure, Finding, Line, Row, Section, Table, Tables
+from layerleap.study import Axis, Column, Figure, Finding, Line, Row, Section, Table, Tables, pick
 from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import score_rows
 
@@ -126,7 +126,7 @@ TABLES = (
     Table(
         "tuned-table",
         "Training against the closed form, on the rows that decided when training stops",
-        lambda r: r.rows("tuned"),
+        pick("tuned"),
         (
             Column("layer"),
             Column("start", "started from"),
@@ -149,8 +149,7 @@ SECTION = Section(
     short="Training",
     help="trained maps; with --quick only if named",
     findings=findings,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*FIGURES, *TABLES),
     needs=("readings",),
     quick=False,
 )

@@ -25,6 +25,7 @@ from layerleap.study import (
     Axis,
     Claim,
     Column,
+    Each,
     Figure,
     Finding,
     Mark,
@@ -35,7 +36,11 @@ from layerleap.study import (
     Verdict,
     above,
     estimate,
+    in_words,
+    part_of,
     percent,
+    pick,
+    points,
     untested,
 )
 from layerleap.zoo import is_held_out
@@ -193,11 +198,11 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     )
     for row in result.rows("chosen"):
         verb = {"yes": "better than chance", "no": "no better than chance"}.get(
-            above(_lead(row)), "not clearly better than chance"
+            above(part_of(row, "lead")), "not clearly better than chance"
         )
         yield Finding(
             f"{_blocks(about['kept_blocks'])} after layer {row['layer']} of {a}, "
-            f"{LINES[row['kernel']].label}: {percent(row['value'], 1)}{_ends(row)}, {verb}. The "
+            f"{LINES[row['kernel']].label}: {in_words(row, '.1%')}, {verb}. The "
             "layer was chosen on the other half of the reviews.",
             under="accuracy",
             headline=row["kernel"] == "embedding",
@@ -223,37 +228,6 @@ def _blocks(n: int) -> str:
     return {0: "Its head", 1: "Its last block"}.get(n, f"Its last {n} blocks")
 
 
-def _lead(row: Row) -> Row:
-    return {key: row[f"lead_{key}"] for key in ("value", "low", "high")}
-
-
-def _ends(row: Row) -> str:
-    known = row["low"] is not None
-    return f" ({percent(row['low'], 1)} to {percent(row['high'], 1)})" if known else ""
-
-
-def _works(result: StudyResult) -> Verdict:
-    row = result.row("chosen", kernel="embedding")
-    if row is None:
-        return untested("no classifier was stitched")
-    return Verdict(
-        above(row, 0.7),
-        f"{percent(row['value'], 1)}{_ends(row)} after layer {row['layer']}",
-        "yes if the interval is above 70 %, at a layer chosen on other reviews",
-    )
-
-
-def _above_chance(result: StudyResult) -> Verdict:
-    row = result.row("chosen", kernel="embedding")
-    if row is None:
-        return untested("no classifier was stitched")
-    return Verdict(
-        above(_lead(row)),
-        f"{100 * row['lead_value']:+.1f} points after layer {row['layer']}",
-        "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
-    )
-
-
 def _translates(result: StudyResult) -> Verdict:
     rows = result.rows("translation")
     if not rows:
@@ -266,21 +240,32 @@ def _translates(result: StudyResult) -> Verdict:
     )
 
 
+CHOSEN = pick("chosen", kernel="embedding")
+NONE = "no classifier was stitched"
 CLAIMS = (
     Claim(
         "A classifier's last blocks work on another model without training (more than 70 % "
         "right); in the paper, 3 of 11 runs did.",
-        _works,
+        Each(
+            CHOSEN,
+            "{estimate:.1%} after layer {layer}",
+            "yes if the interval is above 70 %, at a layer chosen on other reviews",
+            lambda row: above(row, 0.7),
+            missing=NONE,
+        ),
     ),
-    Claim("They are right more often than always naming the commonest class.", _above_chance),
+    Claim(
+        "They are right more often than always naming the commonest class.",
+        Each(
+            lambda result: [{**row, "points": 100 * row["lead_value"]} for row in CHOSEN(result)],
+            "{points:+.1f} points after layer {layer}",
+            "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
+            lambda row: above(part_of(row, "lead")),
+            missing=NONE,
+        ),
+    ),
     Claim("Translating its parameters and splicing the models are the same.", _translates),
 )
-
-
-def _curves(result: StudyResult) -> Iterator[Row]:
-    for kernel in KERNELS:
-        for row in result.rows("accuracy", kernel=kernel):
-            yield {**row, "x": row["layer"], "y": row["value"], "line": kernel}
 
 
 def _marks(result: StudyResult) -> Iterator[Mark]:
@@ -295,7 +280,7 @@ FIGURES = (
         "Accuracy over the layer of the seam",
         "The share of held-out reviews that the stitched classifier gets right, by the layer at "
         "which the first model ends. The classifier always goes on at the same layer.",
-        _curves,
+        points("accuracy", line="{kernel}", kernel=KERNELS),
         x=Axis("layer of the first model", "layer"),
         y=Axis("accuracy", "share"),
         lines=LINES,
@@ -310,7 +295,7 @@ TABLES = (
     Table(
         "chosen-table",
         "Accuracy at the layer chosen on the other half of the reviews",
-        lambda result: result.rows("chosen"),
+        pick("chosen"),
         (
             Column("kernel"),
             Column("layer", "after layer"),
@@ -330,7 +315,7 @@ TABLES = (
     Table(
         "translation-table",
         "Translated parameters beside the splice (embedding kernel)",
-        lambda result: result.rows("translation"),
+        pick("translation"),
         (
             Column("layer", "after layer"),
             Column("texts"),
@@ -345,14 +330,11 @@ SECTION = Section(
     key="classifier",
     title="A classifier without training",
     run=tables,
-    short="Classifier",
     help="a fine-tuned classifier on the other model",
     lead="The last blocks and the head of a fine-tuned classifier go on where the first model "
     "ends. Nothing is trained: the kernel comes from the two vocabularies. The same is done with "
     "its parameters translated into the basis of the first model, which must say the same.",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     when=lambda settings: settings.classifier is not None,
 )

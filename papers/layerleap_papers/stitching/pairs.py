@@ -22,10 +22,10 @@ from layerleap.memory import give_back
 from layerleap.models import record
 from layerleap.stream import Census, batches_of
 from layerleap.study import (
-    Answer,
     Axis,
     Claim,
     Column,
+    Each,
     Figure,
     Finding,
     Line,
@@ -34,12 +34,10 @@ from layerleap.study import (
     Section,
     Table,
     Tables,
-    Verdict,
-    above,
-    at_every,
     below,
     estimate,
-    untested,
+    in_words,
+    pick,
 )
 from layerleap_papers.stitching.context import KERNELS, Kernels, StitchingContext
 
@@ -217,7 +215,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(
             f"{LINES[kernel].label[:1].upper()}{LINES[kernel].label[1:]}: the cheapest seam inside "
             f"both models is from layer {least['layer_a']} of {a} to layer {least['layer_b']} of "
-            f"{b}, which costs {_interval(least)} nats a token (loss {least['loss']:.2f}; guessing "
+            f"{b}, which costs {in_words(least)} nats a token (loss {least['loss']:.2f}; guessing "
             f"by token frequency costs {frequency - result.tables['alone'][0]['value']:.2f}).",
             under="costs",
             headline=kernel in ("embedding", "folded", "least-squares"),
@@ -250,29 +248,12 @@ def _comparisons(result: StudyResult) -> Iterator[Finding]:
     )
 
 
-def _interval(row: Row) -> str:
-    ends = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
-    return f"{row['value']:.2f}{ends}"
-
-
-def _beats(against: str, result: StudyResult) -> tuple[list[Answer], str]:
-    answers = [above(row) for row in result.rows("leads", against=against)]
-    return answers, f"clearly in {answers.count('yes')} of {len(answers)} pairs of layers"
-
-
-def _beats_random(result: StudyResult) -> Verdict:
-    answers, seen = _beats("random", result)
-    return Verdict(
-        at_every(answers), seen, "yes if the interval says so for all pairs, partly if for most"
-    )
-
-
-def _beats_identity(result: StudyResult) -> Verdict:
-    answers, seen = _beats("identity", result)
-    if not answers:
-        return untested("the models differ in width, so there is no identity kernel")
-    return Verdict(
-        at_every(answers), seen, "yes if the interval says so for all pairs, partly if for most"
+def _beats(against: str, missing: str = "") -> Each:
+    return Each(
+        pick("leads", against=against),
+        "clearly in {yes} of {n} pairs of layers",
+        "yes if the interval says so for all pairs, partly if for most",
+        missing=missing,
     )
 
 
@@ -280,12 +261,12 @@ CLAIMS = (
     Claim(
         "The vocabulary relates the spaces of two models: the embedding kernel carries states "
         "better than a random kernel of the same size.",
-        _beats_random,
+        _beats("random"),
     ),
     Claim(
         "Without it, the spaces of two models have nothing in common: the kernel is better than "
         "leaving states as they are.",
-        _beats_identity,
+        _beats("identity", "the models differ in width, so there is no identity kernel"),
     ),
 )
 
@@ -364,7 +345,7 @@ TABLES = (
     Table(
         "alone-table",
         "Loss of each model alone, in nats a token",
-        lambda result: result.rows("alone"),
+        pick("alone"),
         (Column("model"), estimate("value", "loss"), Column("rows", "positions", "{:,.0f}")),
         terminal=True,
     ),
@@ -375,12 +356,9 @@ SECTION = Section(
     title="What stitching costs",
     run=tables,
     required=True,
-    short="Pairs",
     lead="The first blocks of one model run on a text. A kernel carries their states into the "
     "other model, whose last blocks and head go on from there. The loss of the stitched model is "
     "compared with that of the second model alone, at the same positions of held-out documents.",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
 )

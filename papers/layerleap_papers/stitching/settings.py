@@ -52,7 +52,7 @@ class StitchingSettings(TextSettings):
         if self.ridge is not None and self.ridge < 0:
             raise BadSettings(f"ridge is {self.ridge}; expected 0 or more")
 
-    def quickened(self) -> "StitchingSettings":
+    def scaled_down(self) -> "StitchingSettings":
         """Few texts, and four layers of each model."""
         assert self.n_fit is not None
         assert self.n_read is not None

@@ -4,7 +4,6 @@ In: held-out rows. Out: the table over k, and the section of the study that show
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 from layerleap import StudyResult
 from layerleap.act.edits import TopKAttention
@@ -25,18 +24,19 @@ from layerleap.study import (
     below,
     estimate,
     percent,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.curves import (
     EIGHTH,
+    PANELS,
     SAME_LOSS,
     SAME_TOP,
     kept_share,
-    measure_columns,
     nats,
     nearest,
-    points,
     shares,
 )
 
@@ -155,10 +155,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    yield from points(result.rows("attention"), "k", "attention")
-
-
 SECTION = Section(
     "attention",
     "How many keys does attention need?",
@@ -166,17 +162,18 @@ SECTION = Section(
     "Every self-attention of the model keeps only the k keys with the highest scores of each query "
     "and computes the softmax over those, without any training. Where a position sees at most k "
     "keys, nothing changes. Everything is compared with the whole model on the same rows.",
-    short="Attention",
     help="loss, KL and agreement against k",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "attention",
             "Attention with k keys",
             "Left: how far the output moves. Middle: how often the top output stays the same. "
             "Right: how much worse the text is predicted.",
-            _points,
+            points(
+                "attention", x="k", line="attention", panel="{measure}", words={"measure": PANELS}
+            ),
             x=Axis("keys kept (k)", "log"),
             y=Axis(""),
             share_y=False,
@@ -184,14 +181,12 @@ SECTION = Section(
             size=(3.7, 3.3),
             lines={"attention": Line("top-k attention", "blue")},
         ),
-    ),
-    tables=(
         Table(
             "attention-table",
             "Attention with k keys",
-            partial(measure_columns, table="attention"),
+            pick("attention", words={"measure": PANELS}),
             (Column("k"), Column("affected", "rows that see more", "{:.0f} %", 100)),
-            across="column",
+            across="measure",
             cells=(estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),

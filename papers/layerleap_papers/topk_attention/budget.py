@@ -33,10 +33,12 @@ from layerleap.study import (
     below,
     estimate,
     percent,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import measure_columns, nats
+from layerleap_papers.topk_attention.curves import PANELS, nats
 from layerleap_papers.topk_attention.passes import MEASURES, POSSIBLE, Measured, Rows
 from layerleap_papers.topk_attention.shared_out import Plan, finer, furthest, guessed, steps
 
@@ -321,18 +323,13 @@ def _amount(row: Row) -> str:
     return f"all {noun}" if row["whole"] else f"{row['k']} {noun}"
 
 
-def _points(result: StudyResult, kind: str) -> Iterator[Row]:
-    for row in result.rows("budget", kind=kind):
-        yield {**row, "x": row["layer"], "y": row["kept"], "line": "kept"}
-
-
 def _figures(kind: str) -> tuple[Figure, ...]:
     return (
         Figure(
             f"budget-{kind}",
             f"{TITLES[kind]}: the budget by layer",
             f"The part of the {NOUNS[kind]} that each layer keeps.",
-            partial(_points, kind=kind),
+            points("budget", y="kept", line="kept", kind=kind),
             y=Axis(f"{NOUNS[kind]} kept", "share"),
             size=(5.2, 3.2),
             narrow=True,
@@ -350,29 +347,29 @@ SECTION = Section(
     "are restricted together, step by step, the cheapest first by what they cost alone, as long as "
     "the interval of the KL measured together stays within the wanted one. The result is verified "
     "on held-out texts of the same length, beside the same k in all layers.",
-    short="Budget",
     help="the smallest k of each layer for a wanted KL",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(*_figures(ATTENTION), *_figures(FFN)),
-    tables=(
+    shows=(
+        *CLAIMS,
+        *_figures(ATTENTION),
+        *_figures(FFN),
         Table(
             "budget-checks",
             "Budgets on held-out text",
-            partial(measure_columns, table="budget_checks"),
+            pick("budget_checks", words={"measure": PANELS}),
             (
                 Column("kind", "part"),
                 Column("what", "how shared"),
                 Column("kept", "kept", "{:.0f} %", 100),
             ),
-            across="column",
+            across="measure",
             cells=(estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),
         Table(
             "budget-table",
             "k by layer",
-            lambda r: r.rows("budget"),
+            pick("budget"),
             (Column("layer"),),
             across="kind",
             cells=(

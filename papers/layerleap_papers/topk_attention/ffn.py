@@ -30,16 +30,18 @@ from layerleap.study import (
     below,
     estimate,
     percent,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.curves import (
     EIGHTH,
+    PANELS,
     SAME_LOSS,
     SAME_TOP,
     nats,
     nearest,
-    points,
     shares,
 )
 from layerleap_papers.topk_attention.passes import MEASURES, Measured, Rows
@@ -209,15 +211,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    yield from points(({**row, "line": row["rule"]} for row in result.rows("ffn")), "share")
-
-
-def _table_rows(result: StudyResult, measure: str) -> Iterator[Row]:
-    for row in result.rows("ffn", measure=measure):
-        yield {**row, "column": COLUMNS[row["rule"]]}
-
-
 SECTION = Section(
     "ffn",
     "How many neurons do FFNs need, and which?",
@@ -229,13 +222,13 @@ SECTION = Section(
     short="FFN",
     help="the same for neurons, by four rules",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "ffn",
             "FFNs with a share of their neurons",
             "One line per rule that chooses neurons. Of KL and loss, lower is better.",
-            _points,
+            points("ffn", x="share", line="{rule}", panel="{measure}", words={"measure": PANELS}),
             x=Axis("share of neurons kept", "log"),
             y=Axis(""),
             share_y=False,
@@ -243,14 +236,12 @@ SECTION = Section(
             size=(3.7, 3.3),
             lines=LINES,
         ),
-    ),
-    tables=(
         Table(
             "ffn-table",
             "KL to the whole model in nats, by the rule that chooses neurons",
-            partial(_table_rows, measure="kl"),
+            pick("ffn", measure="kl", words={"rule": COLUMNS}),
             (Column("share", "neurons kept", "{:.1f} %", 100), Column("neurons", "k, at least")),
-            across="column",
+            across="rule",
             cells=(estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),

@@ -11,6 +11,7 @@ import torch
 from layerleap import StudyResult
 from layerleap.lens import ANY, SHARE
 from layerleap.study import (
+    KNOWN,
     Axis,
     Claim,
     Column,
@@ -25,13 +26,16 @@ from layerleap.study import (
     above,
     below,
     estimate,
+    in_words,
     percent,
+    pick,
+    points,
     share_of,
     untested,
 )
 from layerleap_papers.topk_attention.attention import SHORT, eighth
 from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import interval, kept_share, shares
+from layerleap_papers.topk_attention.curves import kept_share, shares
 from layerleap_papers.topk_attention.observed import MASS, PLACES, Observed, observe
 
 MOST = 0.5  # a head is named after a place if the interval of its share is above this
@@ -45,7 +49,7 @@ NAMES = {
     "distant": "distant tokens",
     "mixed": "mixed",
 }
-DRAWN = ("first", "previous", "near", "self")
+DRAWN = {"first", "previous", "near", "self"}
 SHOWN = 12  # heads in the table of those that need most keys
 ENOUGH = 0.9  # of the mass
 
@@ -190,37 +194,19 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     )
 
 
+def _needed(row: Row) -> str:
+    return in_words(
+        {end: row[f"needed_{end}"] for end in ("low", "high")} | {"value": row["needed"]}, ".0f"
+    )
+
+
 def _name(row: Row) -> str:
     return f"layer {row['layer']}, head {row['head']}"
 
 
-def _needed(row: Row) -> str:
-    ends = {"value": row["needed"], "low": row["needed_low"], "high": row["needed_high"]}
-    return interval(ends, "{:.0f}")
-
-
-def _mass_points(result: StudyResult) -> Iterator[Row]:
-    rows = [row for row in result.rows("layers_mass") if row["layer"] is not None]
-    keys = sorted({row["k"] for row in rows})
-    for row in rows:
-        if row["k"] in keys[:: max(1, len(keys) // 4)]:
-            yield {**row, "x": row["layer"], "y": row["value"], "line": f"top {row['k']}"}
-
-
-def _cells(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("heads"):
-        yield {**row, "x": row["layer"], "y": row["head"], "value": row["needed"]}
-
-
-def _kind_points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("layers_places"):
-        if row["layer"] is not None and row["name"] in DRAWN:
-            yield {**row, "x": row["layer"], "y": row["value"], "line": row["name"]}
-
-
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in neediest(result)[:SHOWN]:
-        yield {**row, "does": NAMES[row["does"]]}
+def _drawn_keys(result: StudyResult) -> list[int]:
+    keys = sorted({row["k"] for row in result.rows("layers_mass")})
+    return keys[:: max(1, len(keys) // 4)]
 
 
 def _ends(key: str, title: str, form: str, scale: float = 1.0) -> Column:
@@ -236,17 +222,16 @@ SECTION = Section(
     "attention goes there, spread out if its attention is as wide as a quarter of the keys it "
     "sees, distant tokens if it is neither and less than half goes to all of these places, and "
     "mixed if intervals leave it open.",
-    short="Heads",
     help="attention mass in the top k by layer and head",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "mass",
             "Attention on the top k keys, by layer",
             "The mean over heads of the share of attention that goes to the k keys with most of "
             "it.",
-            _mass_points,
+            points("layers_mass", line="top {k}", k=_drawn_keys),
             y=Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
@@ -257,7 +242,7 @@ SECTION = Section(
             "Where attention goes, by layer",
             "The mean over heads; near is up to a few positions away, without the token itself "
             "and the first one.",
-            _kind_points,
+            points("layers_places", line="{name}", name=DRAWN),
             y=Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
@@ -273,7 +258,7 @@ SECTION = Section(
             "needed",
             "Keys that carry 90 % of attention, by layer and head",
             "Means over rows. Light heads need many keys.",
-            _cells,
+            points("heads", y="head", value="needed"),
             kind="heatmap",
             y=Axis("head"),
             value=Axis("keys"),
@@ -281,12 +266,10 @@ SECTION = Section(
             unit="rows",
             sample="means over rows",
         ),
-    ),
-    tables=(
         Table(
             "heads-table",
             "The heads that need most keys",
-            _table_rows,
+            lambda result: neediest(result)[:SHOWN],
             (
                 Column("layer"),
                 Column("head"),
@@ -295,14 +278,14 @@ SECTION = Section(
                 _ends("first", "first token", "{:.0f} %", 100),
                 _ends("previous", "previous", "{:.0f} %", 100),
                 _ends("near", "nearby", "{:.0f} %", 100),
-                Column("does", "mostly"),
+                Column("does", "mostly", words=NAMES),
             ),
             terminal=True,
         ),
         Table(
             "mass-table",
             "Share of attention on the top k keys, mean over heads",
-            lambda result: [row for row in result.rows("layers_mass") if row["layer"] is not None],
+            pick("layers_mass", layer=KNOWN),
             (Column("layer"),),
             across="k",
             cells=(estimate("value", "", "{:.2f}"),),

@@ -34,10 +34,11 @@ from layerleap.study import (
     below,
     between,
     estimate,
+    in_words,
+    pick,
     untested,
 )
 from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import interval
 from layerleap_papers.topk_attention.relu_ffn import D_MODEL, FFN_NAMES, FFNS, NEURONS
 
 HEADS, WIDTH = 12, 64  # the layer that the paper measured
@@ -146,8 +147,8 @@ def _linear(result: StudyResult) -> Verdict:
     whole = result.row("memory_growth", name="eager")
     return Verdict(
         between(row, 0.9, 1.1),
-        f"what is kept grows with length to the power {interval(row)}; of eager attention "
-        f"{interval(whole)}",
+        f"what is kept grows with length to the power {in_words(row)}; of eager attention "
+        f"{in_words(whole)}",
         "yes if the interval of the exponent is within 0.9 to 1.1",
     )
 
@@ -217,7 +218,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     if sdpa is not None and below(sdpa, 1.2) == "yes":
         yield Finding(
             "PyTorch's fused kernel already needs linear memory "
-            f"(exponent {interval(sdpa)}) and computes exact attention, so memory alone is no "
+            f"(exponent {in_words(sdpa)}) and computes exact attention, so memory alone is no "
             "reason for top-k attention where that kernel can be used. Top-k still helps where it "
             "cannot (weights have to be looked at, capped or biased), as a measure of how sparse "
             "attention is, and where few values are read from a long cache.",
@@ -232,11 +233,6 @@ def _points(result: StudyResult) -> Iterator[Row]:
             yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"]}
 
 
-def _table_rows(result: StudyResult, table: str, names: dict[str, str]) -> Iterator[Row]:
-    for row in result.rows(table):
-        yield {**row, "column": names[row["name"]], "mib": row["bytes"] / MIB}
-
-
 SECTION = Section(
     "memory",
     "How much does training keep in memory?",
@@ -245,11 +241,10 @@ SECTION = Section(
     "the bytes that autograd keeps for the backward pass beside inputs and output, counted. "
     f"Top-k attention has k = {K}. So, too, of one ReLU FFN of {NEURONS:,} neurons, of which an "
     "eighth is kept.",
-    short="Memory",
     help="bytes kept by eager, chunked, sdpa and top-k attention, and by FFNs",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "memory",
             "Kept by attention for the backward pass",
@@ -267,28 +262,26 @@ SECTION = Section(
                 "top-k, recomputed": Line(NAMES["top-k, recomputed"], "amber", style="dashed"),
             },
         ),
-    ),
-    tables=(
         Table(
             "memory-table",
             "Kept by attention for the backward pass, in MiB",
-            partial(_table_rows, table="memory", names=NAMES),
+            pick("memory", words={"name": NAMES}),
             (Column("length", "positions"),),
-            across="column",
-            cells=(Column("mib", "", "{:.2f}"),),
+            across="name",
+            cells=(Column("bytes", "", "{:.2f}", 1 / MIB),),
         ),
         Table(
             "ffn-memory-table",
             "Kept by a ReLU FFN for the backward pass, in MiB",
-            partial(_table_rows, table="memory_ffn", names=FFN_NAMES),
+            pick("memory_ffn", words={"name": FFN_NAMES}),
             (Column("length", "positions"),),
-            across="column",
-            cells=(Column("mib", "", "{:.2f}"),),
+            across="name",
+            cells=(Column("bytes", "", "{:.2f}", 1 / MIB),),
         ),
         Table(
             "growth-table",
             "Exponent of growth with length",
-            lambda r: [{**row, "name": NAMES[row["name"]]} for row in r.rows("memory_growth")],
+            pick("memory_growth", words={"name": NAMES}),
             (Column("name", ""), estimate("value", "exponent")),
         ),
     ),

@@ -22,7 +22,6 @@ from layerleap.study import (
     Column,
     Figure,
     Finding,
-    Row,
     Section,
     Table,
     Tables,
@@ -31,6 +30,8 @@ from layerleap.study import (
     difference,
     estimate,
     percent,
+    pick,
+    points,
     untested,
 )
 from layerleap_papers.topk_attention.context import SparsityContext
@@ -40,6 +41,7 @@ from layerleap_papers.topk_attention.passes import Rows
 
 RELU, GATED = "ReLU", "gated"
 TWINS = {RELU: "small-lm-relu", GATED: "small-lm"}
+PANEL_OF = {kind: f"{kind} ({name})" for kind, name in TWINS.items()}
 
 
 def _run(context: SparsityContext) -> Tables:
@@ -149,22 +151,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("relu", measure="kl"):
-        yield {
-            **row,
-            "x": row["share"],
-            "y": row["value"],
-            "line": row["rule"],
-            "panel": f"{row['ffn']} ({TWINS[row['ffn']]})",
-        }
-
-
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("relu", measure="kl"):
-        yield {**row, "column": COLUMNS[row["rule"]]}
-
-
 SECTION = Section(
     "relu",
     "Is the paper's rule right for ReLU and wrong for gates?",
@@ -177,27 +163,32 @@ SECTION = Section(
     help="the rules on a small ReLU model and its gated twin",
     quick=False,
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "relu",
             "KL by share of neurons and rule",
             "With ReLU all rules coincide as soon as all positive coefficients are kept.",
-            _points,
+            points(
+                "relu",
+                x="share",
+                line="{rule}",
+                panel="{ffn}",
+                measure="kl",
+                words={"ffn": PANEL_OF},
+            ),
             x=Axis("share of neurons kept", "log"),
             y=Axis(PANELS["kl"]),
             unit="rows",
             size=(4.4, 3.4),
             lines=LINES,
         ),
-    ),
-    tables=(
         Table(
             "relu-table",
             "KL to the whole model in nats",
-            _table_rows,
+            pick("relu", measure="kl", words={"rule": COLUMNS}),
             (Column("ffn", "FFN"), Column("share", "neurons kept", "{:.1f} %", 100)),
-            across="column",
+            across="rule",
             cells=(estimate("value", "", "{:.3f}"),),
         ),
     ),

@@ -97,7 +97,7 @@ class SparsitySettings(TextSettings):
                 f"{SHORTEST}, to fit how memory grows"
             )
 
-    def quickened(self) -> "SparsitySettings":
+    def scaled_down(self) -> "SparsitySettings":
         """Few short texts, few k."""
         assert self.n_fit is not None
         assert self.n_read is not None

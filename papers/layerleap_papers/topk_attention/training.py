@@ -31,13 +31,15 @@ from layerleap.study import (
     above,
     below,
     estimate,
+    in_words,
     percent,
+    points,
     untested,
 )
 from layerleap.zoo import fetch
 from layerleap_papers.topk_attention import runs
 from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import interval, kept_share, nats, shares
+from layerleap_papers.topk_attention.curves import kept_share, nats, shares
 from layerleap_papers.topk_attention.encoders.byte_reviews import ByteReviewSettings, byte_reviews
 from layerleap_papers.topk_attention.encoders.encoder import EncoderSettings, Point
 from layerleap_papers.topk_attention.encoders.listops import ListOpsSettings, listops
@@ -245,7 +247,7 @@ def _same(result: StudyResult, task: str) -> Verdict:
         below(row, limit) if measure == "loss" else above(row, -limit),
         f"{measure} {words(ends[TOP])} with k = {about['k']}, {percent(about['kept'])} of the keys "
         f"of a row on average, "
-        f"{words(ends[EXACT])} with exact attention; difference {interval(row, '{:+.3f}')} over "
+        f"{words(ends[EXACT])} with exact attention; difference {in_words(row, '+.3f')} over "
         f"{row['seeds']} seeds",
         f"yes if the interval of the paired difference is less than {limit:.2g} worse than 0, "
         f"which is at most a {MARGIN:g}th of what exact attention gains over {_without(about)}; "
@@ -309,7 +311,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
             f"{words(get(attention=TOP))} with k = {about['k']}, {percent(about['kept'])} of the "
             f"keys of a row on average{chance}; "
-            f"paired difference {interval(gap, '{:+.3f}')}.",
+            f"paired difference {in_words(gap, '+.3f')}.",
             under="curves",
             headline=True,
         )
@@ -318,17 +320,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{measure} is {words(get(attention=SWAPPED))}.",
             under="curves",
         )
-
-
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("training"):
-        yield {
-            **row,
-            "x": row["step"],
-            "y": row["value"],
-            "line": row["attention"],
-            "panel": f"{row['task']}: {row['measure']}",
-        }
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -347,17 +338,16 @@ SECTION = Section(
     "attention: the same weights to start from, the same batches. k keeps about an eighth of the "
     "keys that rows see. Sizes are those that take minutes, so accuracies are far from what these "
     "tasks allow; what counts is the difference.",
-    short="Training",
     help="from scratch and fine-tuning, top-k beside exact; slow",
     quick=False,
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
+    shows=(
+        *CLAIMS,
         Figure(
             "curves",
             "Learning curves on held-out items",
             "Bands are intervals over seeds.",
-            _points,
+            points("training", x="step", line="{attention}", panel="{task}: {measure}"),
             x=Axis("step"),
             y=Axis(""),
             share_y=False,
@@ -368,8 +358,6 @@ SECTION = Section(
                 TOP: Line("top-k attention", "blue"),
             },
         ),
-    ),
-    tables=(
         Table(
             "training-table",
             "Where runs end, and paired differences",

@@ -3,6 +3,7 @@ from .claims import (
     LEVEL as LEVEL,
     Answer as Answer,
     Claim as Claim,
+    Each as Each,
     Verdict as Verdict,
     above as above,
     all_of as all_of,
@@ -11,6 +12,7 @@ from .claims import (
     between as between,
     confirmed as confirmed,
     difference as difference,
+    filled as filled,
     more_than_half as more_than_half,
     opposite as opposite,
     share_of as share_of,
@@ -48,6 +50,7 @@ from .fits import (
     Fitted as Fitted,
     named as named,
 )
+from .picks import KNOWN as KNOWN, Pick as Pick, pick as pick, points as points
 from .result import Finding as Finding, Row as Row, Tables as Tables
 from .tables import (
     GOOD_OR_BAD as GOOD_OR_BAD,
@@ -55,8 +58,11 @@ from .tables import (
     Column as Column,
     Table as Table,
     bounded as bounded,
+    ends_in_words as ends_in_words,
     estimate as estimate,
+    in_words as in_words,
     p_words as p_words,
+    part_of as part_of,
     percent as percent,
 )
 from .texts import TextContext as TextContext, TextSettings as TextSettings

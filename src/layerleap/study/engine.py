@@ -49,7 +49,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
 class Settings:
     """Base of the settings of a study: plain values, checked in `__post_init__`."""
 
-    def quickened(self) -> Self:
+    def scaled_down(self) -> Self:
         """Smaller sizes for a first look."""
         return self
 
@@ -134,12 +134,10 @@ class Section:
     title: str
     run: Callable[[Any], Tables]
     lead: str = ""  # a paragraph that says what is asked, and how
-    short: str = ""  # its name in the page's navigation; the title when empty
+    short: str = ""  # its name in the page's navigation; the key with a capital when empty
     help: str = ""  # a few words for `--sections` in the command's help
     findings: Callable[[StudyResult], Iterable[Finding]] = lambda _: ()
-    claims: tuple[Claim, ...] = ()
-    figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
+    shows: tuple[Claim | Figure | Table, ...] = ()
     texts: str = ""  # table of generated texts, shown token by token
     required: bool = False  # runs always, and if it fails, so does the study
     needs: tuple[str, ...] = ()  # sections that must have run before
@@ -147,6 +145,26 @@ class Section:
     # Whether the settings ask for it: then it always runs, and otherwise only if named.
     when: Callable[[Any], bool] | None = None
     quick: bool = True  # False: too slow for a quick run, unless it is named
+
+    @property
+    def name(self) -> str:
+        """Its name in the page's navigation."""
+        return self.short or f"{self.key[:1].upper()}{self.key[1:]}"
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What it tests."""
+        return tuple(each for each in self.shows if isinstance(each, Claim))
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Drawn above the tables."""
+        return tuple(each for each in self.shows if isinstance(each, Figure))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Below the figures."""
+        return tuple(each for each in self.shows if isinstance(each, Table))
 
 
 @dataclass(frozen=True)
@@ -322,7 +340,7 @@ def _quick(settings: S) -> S:
         for name, default in usual.items()
         if getattr(settings, name) != default
     }
-    return replace(settings.quickened(), **asked)
+    return replace(settings.scaled_down(), **asked)
 
 
 class _Run:

@@ -35,7 +35,7 @@ STUDY = Study(
         section(
             "base",
             required=True,
-            claims=(
+            shows=(
                 Claim("Holds for every model.", lambda _: Verdict("yes", "")),
                 Claim(
                     "Is about masked models.",

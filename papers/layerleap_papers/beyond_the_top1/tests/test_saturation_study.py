@@ -431,19 +431,21 @@ def test_more_ranks_than_outputs_and_a_single_layer_are_refused(tmp_path):
 
 
 def test_quick_is_smaller_and_never_larger():
-    quick = SaturationSettings(n_read=20).quickened().resolved(tiny("llama"))
+    quick = SaturationSettings(n_read=20).scaled_down().resolved(tiny("llama"))
     assert (quick.n_fit, quick.n_read, quick.permutations) == (200, 20, 19)
     assert (quick.cells, quick.pairs, quick.reach, quick.prompts) == (600, 16, 1, 0)
     assert quick.positions == "every:2"
     assert (
-        SaturationSettings(positions="all").quickened().resolved(tiny("llama")).positions == "all"
+        SaturationSettings(positions="all").scaled_down().resolved(tiny("llama")).positions == "all"
     )
     assert quick.text == "wikipedia"
     assert SaturationSettings().resolved(tiny("llama")).text == "enwik8"
     whole = SaturationSettings().resolved(tiny("llama"))
     assert (whole.n_fit, whole.n_read) == (3000, 800)
     hearing = (
-        SaturationSettings(text="beckett").quickened().resolved(Transformer.wrap(build("whisper")))
+        SaturationSettings(text="beckett")
+        .scaled_down()
+        .resolved(Transformer.wrap(build("whisper")))
     )
     assert (hearing.n_fit, hearing.n_read) == (40, 30)
 

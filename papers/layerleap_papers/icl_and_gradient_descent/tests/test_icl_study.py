@@ -556,12 +556,12 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):
 
 
 def test_a_quick_run_is_small():
-    quick = IclSettings().quickened()
+    quick = IclSettings().scaled_down()
     assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
     assert quick.demonstrations <= 8
     assert quick.queries <= 30
     assert quick.rates == (0.0003, 0.001, 0.003)
-    assert IclSettings(rates=(0.1, 0.2)).quickened().rates == (0.1, 0.2)
+    assert IclSettings(rates=(0.1, 0.2)).scaled_down().rates == (0.1, 0.2)
 
 
 def test_a_quick_run_keeps_what_was_asked_for():

@@ -623,21 +623,21 @@ def test_settings_are_flat_and_survive_json(settings, llama):
 
 
 def test_a_quick_study_is_small():
-    assert ShortcutSettings().quickened().n_fit < ShortcutSettings().n_fit
-    assert ShortcutSettings(n_fit=5, n_read=5).quickened().n_fit == 5
+    assert ShortcutSettings().scaled_down().n_fit < ShortcutSettings().n_fit
+    assert ShortcutSettings(n_fit=5, n_read=5).scaled_down().n_fit == 5
 
 
 def test_a_full_study_reads_the_large_text_and_a_quick_one_the_small(llama):
     assert ShortcutSettings().resolved(llama).text == "enwik8"
-    assert ShortcutSettings().quickened().resolved(llama).text == "wikipedia"
+    assert ShortcutSettings().scaled_down().resolved(llama).text == "wikipedia"
     assert ShortcutSettings(text="news").resolved(llama).text == "news"
 
 
 def test_a_quick_study_reads_several_rows_of_each_text_unless_told_otherwise(llama):
-    assert ShortcutSettings().quickened().resolved(llama).positions == "every:4"
-    assert ShortcutSettings(positions="all").quickened().resolved(llama).positions == "all"
+    assert ShortcutSettings().scaled_down().resolved(llama).positions == "every:4"
+    assert ShortcutSettings(positions="all").scaled_down().resolved(llama).positions == "all"
     assert ShortcutSettings().resolved(llama).positions == "one"
-    masked = ShortcutSettings().quickened().resolved(tiny("bert"))
+    masked = ShortcutSettings().scaled_down().resolved(tiny("bert"))
     assert masked.sampling.positions == f"every:{DENSEST_MASKS}"
 
 

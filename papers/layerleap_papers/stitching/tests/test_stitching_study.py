@@ -246,7 +246,7 @@ def test_losses_do_not_depend_on_chunks(models, monkeypatch):
 
 
 def test_quick_runs_are_smaller():
-    quick = StitchingSettings().quickened()
+    quick = StitchingSettings().scaled_down()
     assert (quick.n_fit, quick.n_read, quick.n_reviews, quick.layers) == (100, 24, 60, 4)
 
 

@@ -517,8 +517,8 @@ def test_counting_symbols_tells_what_is_in_a_sequence_but_not_in_which_order(by_
 
 
 def test_a_quick_run_keeps_the_shares_that_claims_are_about():
-    assert SparsitySettings().quickened().shares == (0.125, 0.5)
-    assert SparsitySettings(shares=(0.3,)).quickened().shares == (0.3,)
+    assert SparsitySettings().scaled_down().shares == (0.125, 0.5)
+    assert SparsitySettings(shares=(0.3,)).scaled_down().shares == (0.3,)
 
 
 def test_the_interval_over_seeds_is_students():
