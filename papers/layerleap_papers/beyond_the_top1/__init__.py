@@ -10,9 +10,16 @@ from collections.abc import Iterator
 
 from layerleap import StudyResult
 from layerleap.study import Box, Study
-from layerleap_papers.beyond_the_top1 import exits, guesses, intervention, order, probe, twin
-from layerleap_papers.beyond_the_top1.context import SaturationContext
-from layerleap_papers.beyond_the_top1.settings import SaturationSettings
+from layerleap_papers.beyond_the_top1 import (
+    exits,
+    guesses,
+    intervention,
+    order,
+    probe,
+    untrained_control,
+)
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
+from layerleap_papers.beyond_the_top1.saturation_settings import SaturationSettings
 
 __all__ = ["STUDY", "SaturationSettings"]
 
@@ -71,7 +78,7 @@ STUDY = Study(
         guesses.SECTION,
         probe.SECTION,
         intervention.SECTION,
-        twin.SECTION,
+        untrained_control.SECTION,
         exits.SECTION,
     ),
     paper="Lioubashevski, Schlank, Stanovsky and Goldstein, \u201cLooking Beyond the Top-1\u201d "

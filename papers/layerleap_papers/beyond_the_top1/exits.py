@@ -50,10 +50,10 @@ from layerleap.study import (
     exits as replayed,
     untested,
 )
-from layerleap_papers.beyond_the_top1.context import SaturationContext
 from layerleap_papers.beyond_the_top1.live_exits import live_exits, prompts_of
 from layerleap_papers.beyond_the_top1.order import interval
 from layerleap_papers.beyond_the_top1.rows import SaturationData, SomeStates, numbers
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 TARGET = 0.95  # the agreement at which rules are compared in words, and timed
 RULES = ("task", "gap", "similarity", "patience", "learned")

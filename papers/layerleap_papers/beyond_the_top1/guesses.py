@@ -39,8 +39,8 @@ from layerleap.study import (
     pick,
     untested,
 )
-from layerleap_papers.beyond_the_top1.context import SaturationContext
 from layerleap_papers.beyond_the_top1.order import interval
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers
 NEEDED = 5.0  # expected right and wrong guesses in each group: the z-test's own rule

@@ -55,9 +55,9 @@ from layerleap.study import (
     pick,
     untested,
 )
-from layerleap_papers.beyond_the_top1.context import SaturationContext
 from layerleap_papers.beyond_the_top1.donors import KINDS, PairSettings, find_pairs, make_trials
 from layerleap_papers.beyond_the_top1.rows import SaturationData
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 from layerleap_papers.beyond_the_top1.trial_runs import Runner
 
 BY_DEFINITION = (
@@ -67,7 +67,7 @@ BY_DEFINITION = (
     "therefore not a finding. How much more often the donor succeeds than the control "
     "'unsaturated', which reads as the same token with the same margin, is one."
 )
-THIS, TWIN = "this model", "untrained twin"
+THIS, UNTRAINED = "this model", "untrained twin"
 
 
 def intervene(
@@ -235,8 +235,8 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     yield Finding(BY_DEFINITION, under="intervention")
     outcome = "changes nothing" if about["identical"] else "CHANGED THE RUN: do not trust this"
     yield Finding(f"Patching in a row's own state {outcome}.", under="intervention")
-    for twin in result.rows("twin_intervention_runs"):
-        text = words(result.row("twin_contrasts", offset=0), twin["pairs"])
+    for control in result.rows("twin_intervention_runs"):
+        text = words(result.row("twin_contrasts", offset=0), control["pairs"])
         yield Finding(f"In the untrained twin, {text}.", under="intervention")
 
 
@@ -255,7 +255,7 @@ def _step(result: StudyResult) -> Verdict:
 
 
 def _saturated(result: StudyResult) -> Verdict:
-    at, twin = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
+    at, control = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
     if at is None or at["low"] is None:
         return untested("no states to compare donors with, or too few documents")
     seen = (
@@ -263,9 +263,9 @@ def _saturated(result: StudyResult) -> Verdict:
         f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
     )
     answers = [confirmed(above(at), at["p"] <= LEVEL)]  # intervals of few documents are narrow
-    if twin is not None:
-        seen += f"; in the untrained twin {twin['donor']:.0%} and {twin['control']:.0%}"
-        values = [{**row, "value": row["difference"]} for row in (at, twin)]
+    if control is not None:
+        seen += f"; in the untrained twin {control['donor']:.0%} and {control['control']:.0%}"
+        values = [{**row, "value": row["difference"]} for row in (at, control)]
         answers.append(above(difference(*values)))
     return Verdict(
         all_of(answers),

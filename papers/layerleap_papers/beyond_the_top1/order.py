@@ -45,8 +45,8 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.beyond_the_top1.context import SaturationContext
 from layerleap_papers.beyond_the_top1.rows import SaturationData
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 from layerleap_papers.beyond_the_top1.tau import (
     FEWEST_RANKS,
     Cell,

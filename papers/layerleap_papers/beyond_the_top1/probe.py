@@ -26,8 +26,8 @@ from layerleap.study import (
     confirmed,
     untested,
 )
-from layerleap_papers.beyond_the_top1.context import SaturationContext
 from layerleap_papers.beyond_the_top1.order import interval
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 FEWEST_PERMUTATIONS = 19  # with fewer no p-value reaches 0.05
 

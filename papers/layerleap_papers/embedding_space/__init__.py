@@ -11,9 +11,16 @@ from collections.abc import Iterator
 
 from layerleap import StudyResult
 from layerleap.study import Box, Study
-from layerleap_papers.embedding_space import active, carried, columns, kept, neurons, twin
-from layerleap_papers.embedding_space.context import EmbeddingContext
-from layerleap_papers.embedding_space.settings import EmbeddingSettings
+from layerleap_papers.embedding_space import (
+    active,
+    columns,
+    mapped_states,
+    neurons,
+    truncation,
+    untrained_control,
+)
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_settings import EmbeddingSettings
 
 __all__ = ["STUDY", "EmbeddingSettings"]
 
@@ -68,9 +75,9 @@ STUDY = Study(
         neurons.SECTION,
         columns.SECTION,
         active.SECTION,
-        kept.SECTION,
-        carried.SECTION,
-        twin.SECTION,
+        truncation.SECTION,
+        mapped_states.SECTION,
+        untrained_control.SECTION,
     ),
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",

@@ -34,7 +34,7 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.matches import OTHERS, OWN, Matches
 from layerleap_papers.embedding_space.pairs import interval
 from layerleap_papers.embedding_space.passes import BY_SIZE, KEY_WAYS, WAYS

@@ -31,7 +31,7 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.pairs import (
     OWN,
     READINGS,

@@ -14,16 +14,16 @@ from layerleap import StudyResult
 from layerleap.study import Box, Study
 from layerleap_papers.icl_and_gradient_descent import (
     changes,
+    icl_accuracy,
     layers,
-    learns,
     rates,
     shots,
     similarity,
-    works,
+    training_accuracy,
 )
-from layerleap_papers.icl_and_gradient_descent.context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_settings import IclSettings
 from layerleap_papers.icl_and_gradient_descent.rates import LOSSES
-from layerleap_papers.icl_and_gradient_descent.settings import IclSettings
 
 __all__ = ["STUDY", "IclSettings"]
 
@@ -87,9 +87,9 @@ STUDY = Study(
     settings=IclSettings,
     context=IclContext,
     sections=(
-        works.SECTION,
+        icl_accuracy.SECTION,
         rates.SECTION,
-        learns.SECTION,
+        training_accuracy.SECTION,
         similarity.SECTION,
         changes.SECTION,
         layers.SECTION,

@@ -41,18 +41,18 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.judged import (
+from layerleap_papers.icl_and_gradient_descent.claims import (
     IDLE,
     interval,
     judged,
     learns,
     not_learned,
 )
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel, working
 
 FEWEST = 10  # counted queries: fewer say nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little

@@ -31,13 +31,13 @@ from layerleap.study import (
     pick,
     points,
 )
+from layerleap_papers.icl_and_gradient_descent.claims import interval, judged
 from layerleap_papers.icl_and_gradient_descent.conditions import READ_QUERIES
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.judged import interval, judged
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 from layerleap_papers.icl_and_gradient_descent.similarity import ALL_LINES, SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel, working
 
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
 CONTROLS_HERE = (

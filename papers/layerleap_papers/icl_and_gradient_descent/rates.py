@@ -36,8 +36,8 @@ from layerleap_papers.icl_and_gradient_descent.conditions import (
     train,
     truth,
 )
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean
-from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean
 
 LINES = {
     "gd": Line("gradient descent", "orange", marker="s", style="dashed"),

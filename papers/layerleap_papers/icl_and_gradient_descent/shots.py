@@ -21,12 +21,12 @@ from layerleap.study import (
     pick,
     points,
 )
+from layerleap_papers.icl_and_gradient_descent.claims import MEASURES
 from layerleap_papers.icl_and_gradient_descent.conditions import CURVE_QUERIES
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean, merged
-from layerleap_papers.icl_and_gradient_descent.judged import MEASURES
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean, merged
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel
 
 
 def tables(context: IclContext) -> Tables:

@@ -27,11 +27,11 @@ from layerleap.study import (
     pick,
     points,
 )
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean, merged
-from layerleap_papers.icl_and_gradient_descent.judged import CLAIMS, MEASURES, interval, lead, mean
+from layerleap_papers.icl_and_gradient_descent.claims import CLAIMS, MEASURES, interval, lead, mean
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean, merged
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
-from layerleap_papers.icl_and_gradient_descent.works import PANELS, names, panel, working
 
 CONTROLS = {
     "": "",
@@ -133,7 +133,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 under=measure,
                 headline=measure == "aou" and task in working(result),
             )
-        before, twin = (
+        before, control = (
             mean(result, task, "am", "zero-shot"),
             mean(result, task, "aou", "gd", "untrained"),
         )
@@ -142,10 +142,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 f"{panel(result, task)}: plain SimAM is {interval(before)} before any training.",
                 under="am",
             )
-        if twin is not None:
+        if control is not None:
             yield Finding(
-                f"{panel(result, task)}: SimAOU of gradient descent is {interval(twin)} in a model "
-                "with untrained blocks.",
+                f"{panel(result, task)}: SimAOU of gradient descent is {interval(control)} in a "
+                "model with untrained blocks.",
                 under="controls",
             )
 

@@ -20,8 +20,8 @@ from layerleap_papers.jump_to_conclusions import (
     transfer,
     tuned,
 )
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.settings import ShortcutSettings
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSettings
 
 IDEAS = (agreement, pairs, transfer, checks)
 

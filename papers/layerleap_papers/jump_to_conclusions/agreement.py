@@ -28,7 +28,6 @@ from layerleap.study import (
     share_of,
 )
 from layerleap_papers.jump_to_conclusions import curves
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import (
     METRICS,
     PRECISIONS,
@@ -37,6 +36,7 @@ from layerleap_papers.jump_to_conclusions.curves import (
     curve,
     values,
 )
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 EVERY_LAYER = "yes if the interval of the lead says so at every layer, partly if at most of them"
 

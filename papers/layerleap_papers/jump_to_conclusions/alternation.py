@@ -28,8 +28,8 @@ from layerleap.study import (
     share_of,
     untested,
 )
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import PRECISIONS, estimates
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 NAMES = {"round robin": "round-robins", "best R2": "schedules with the best R2"}
 ALL_PAIRS = "schedules need maps between all pairs of layers (pairs 'all')"

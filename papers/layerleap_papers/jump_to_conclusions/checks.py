@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from layerleap import StudyResult
 from layerleap.study import Axis, Column, Figure, Finding, Line, Row, Table, Tables, percent, pick
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 LEAST_AGREEMENT = 0.99  # of the tail with the model; rounding may turn near-ties
 

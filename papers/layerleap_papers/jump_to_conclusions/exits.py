@@ -30,8 +30,8 @@ from layerleap.study import (
     percent,
     pick,
 )
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import MAPS, point
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 TARGET = 0.95  # the paper's agreement, also that of the rules that generate texts
 PROMPT = 12  # tokens that generated texts continue

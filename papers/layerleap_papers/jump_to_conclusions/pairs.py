@@ -23,8 +23,8 @@ from layerleap.study import (
     share_of,
     untested,
 )
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import is_masked
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 
 def tables(context: ShortcutContext) -> Tables:

@@ -34,8 +34,8 @@ from layerleap.study import (
     untested,
 )
 from layerleap_papers.jump_to_conclusions import curves
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import below_last, both, estimates, values
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 NAMES = {"attn": "attention", "ffn": "the FFN", "norms": "the norms"}
 BIASED_STARTS = 4  # layers from which parts with an intercept are tried: enough to compare

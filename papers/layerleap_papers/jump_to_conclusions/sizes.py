@@ -29,8 +29,8 @@ from layerleap.study import (
     share_of,
     short,
 )
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import is_masked, is_next, point, score_rows
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 CLOSE = 0.1  # curves that are less apart count as the same
 

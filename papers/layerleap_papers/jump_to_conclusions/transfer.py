@@ -21,8 +21,8 @@ from layerleap.study import (
     short,
     untested,
 )
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import estimates, is_masked, point
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 COLOURS = ("blue", "green", "pink", "olive")  # of fits, in their order
 

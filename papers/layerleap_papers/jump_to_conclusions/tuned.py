@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from layerleap import StudyResult
 from layerleap.maps import summary
 from layerleap.study import Axis, Column, Figure, Finding, Line, Row, Section, Table, Tables, pick
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import score_rows
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 STARTS = {"mat": "the closed form", "identity": "the identity"}
 

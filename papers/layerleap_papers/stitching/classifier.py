@@ -44,8 +44,8 @@ from layerleap.study import (
     untested,
 )
 from layerleap.zoo import is_held_out
-from layerleap_papers.stitching.context import KERNELS, Kernels, StitchingContext
 from layerleap_papers.stitching.pairs import LINES
+from layerleap_papers.stitching.stitching_context import KERNELS, Kernels, StitchingContext
 
 TEXTS_PER_BATCH = 8
 TRANSLATED_TEXTS = 16  # on which the translated parameters run beside the splice

@@ -39,7 +39,7 @@ from layerleap.study import (
     in_words,
     pick,
 )
-from layerleap_papers.stitching.context import KERNELS, Kernels, StitchingContext
+from layerleap_papers.stitching.stitching_context import KERNELS, Kernels, StitchingContext
 
 LINES = {
     "embedding": Line("embedding kernel", "blue"),

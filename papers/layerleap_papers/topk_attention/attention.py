@@ -28,7 +28,6 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.curves import (
     EIGHTH,
     PANELS,
@@ -39,6 +38,7 @@ from layerleap_papers.topk_attention.curves import (
     nearest,
     shares,
 )
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 
 def _run(context: SparsityContext) -> Tables:

@@ -37,10 +37,10 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.topk_attention.context import SparsityContext
+from layerleap_papers.topk_attention.allocation import Plan, finer, furthest, guessed, steps
 from layerleap_papers.topk_attention.curves import PANELS, nats
 from layerleap_papers.topk_attention.passes import MEASURES, POSSIBLE, Measured, Rows
-from layerleap_papers.topk_attention.shared_out import Plan, finer, furthest, guessed, steps
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 ATTENTION, FFN = "attention", "FFN"
 KINDS = (ATTENTION, FFN)

@@ -34,7 +34,6 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.curves import (
     EIGHTH,
     PANELS,
@@ -45,6 +44,7 @@ from layerleap_papers.topk_attention.curves import (
     shares,
 )
 from layerleap_papers.topk_attention.passes import MEASURES, Measured, Rows
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 RULES: dict[By, str] = {
     "size": "by size: |coefficient| times the value's norm",

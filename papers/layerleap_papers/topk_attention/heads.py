@@ -34,9 +34,9 @@ from layerleap.study import (
     untested,
 )
 from layerleap_papers.topk_attention.attention import SHORT, eighth
-from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.curves import kept_share, shares
 from layerleap_papers.topk_attention.observed import MASS, PLACES, Observed, observe
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 MOST = 0.5  # a head is named after a place if the interval of its share is above this
 SPREAD = 0.25  # and "spread" if it attends to more than this part of the keys it sees

@@ -38,8 +38,8 @@ from layerleap.study import (
     pick,
     untested,
 )
-from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.relu_ffn import D_MODEL, FFN_NAMES, FFNS, NEURONS
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 HEADS, WIDTH = 12, 64  # the layer that the paper measured
 K, CHUNK = 64, 256

@@ -34,14 +34,14 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.curves import EIGHTH, PANELS, nats, nearest, shares
 from layerleap_papers.topk_attention.ffn import COLUMNS, HALF, LINES, papers_rule, sweep
 from layerleap_papers.topk_attention.passes import Rows
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 RELU, GATED = "ReLU", "gated"
-TWINS = {RELU: "small-lm-relu", GATED: "small-lm"}
-PANEL_OF = {kind: f"{kind} ({name})" for kind, name in TWINS.items()}
+MODELS = {RELU: "small-lm-relu", GATED: "small-lm"}
+PANEL_OF = {kind: f"{kind} ({name})" for kind, name in MODELS.items()}
 
 
 def _run(context: SparsityContext) -> Tables:
@@ -52,7 +52,7 @@ def _run(context: SparsityContext) -> Tables:
             "read on something else; run this section with an English model"
         )
     tables: Tables = {"relu": [], "relu_paired": [], "relu_active": []}
-    for kind, name in TWINS.items():
+    for kind, name in MODELS.items():
         context.progress(f"loading {name}", 0, None, "models")
         rows = context.rows_of(load(name))
         known = feed_forwards(rows.model)
@@ -98,7 +98,8 @@ def _rule(result: StudyResult, kind: str) -> Verdict:
 def _sparser(result: StudyResult) -> Verdict:
     share = nearest(result, "relu", "share", EIGHTH)
     both = {
-        kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl") for kind in TWINS
+        kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl")
+        for kind in MODELS
     }
     relu, gated = both[RELU], both[GATED]
     if relu is None or gated is None or share is None:
@@ -133,7 +134,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.",
             under="relu",
         )
-    for kind, name in TWINS.items():
+    for kind, name in MODELS.items():
         share = _open_share(result, kind)
         by_rule, by_size = (
             result.row("relu", ffn=kind, share=share, rule=rule, measure="kl")

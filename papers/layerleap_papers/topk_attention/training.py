@@ -38,14 +38,14 @@ from layerleap.study import (
 )
 from layerleap.zoo import fetch
 from layerleap_papers.topk_attention import runs
-from layerleap_papers.topk_attention.context import SparsityContext
 from layerleap_papers.topk_attention.curves import kept_share, nats, shares
 from layerleap_papers.topk_attention.encoders.byte_reviews import ByteReviewSettings, byte_reviews
 from layerleap_papers.topk_attention.encoders.encoder import EncoderSettings, Point
 from layerleap_papers.topk_attention.encoders.listops import ListOpsSettings, listops
 from layerleap_papers.topk_attention.encoders.task import START, Task
 from layerleap_papers.topk_attention.runs import EXACT, SWAPPED, TOP
-from layerleap_papers.topk_attention.settings import SparsitySettings
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
+from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings
 
 LISTOPS, REVIEWS, TUNING = "ListOps", "byte-level reviews", "fine-tuning"
 TASKS = (LISTOPS, REVIEWS, TUNING)

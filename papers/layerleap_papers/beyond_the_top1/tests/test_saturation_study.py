@@ -21,7 +21,13 @@ from layerleap.stream import espeak
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.result import StudyResult
-from layerleap_papers.beyond_the_top1 import STUDY, SaturationSettings, context, order, probe
+from layerleap_papers.beyond_the_top1 import (
+    STUDY,
+    SaturationSettings,
+    order,
+    probe,
+    saturation_context,
+)
 from layerleap_papers.beyond_the_top1.exits import compared
 from layerleap_papers.beyond_the_top1.live_exits import prompts_of
 from layerleap_papers.beyond_the_top1.order import only_first_three
@@ -281,13 +287,13 @@ def test_an_interrupted_study_continues_where_it_stopped(tmp_path, monkeypatch):
         patch.setattr(probe, "score_probe", interrupted)
         with pytest.raises(KeyboardInterrupt):
             STUDY(model, few, folder=work, sections=chosen)
-    real = context.observe
+    real = saturation_context.observe
 
-    def observe_twin(given, *more, **options):
+    def observe_control(given, *more, **options):
         assert given is not model, "the text was read a second time"
         return real(given, *more, **options)
 
-    monkeypatch.setattr(context, "observe", observe_twin)
+    monkeypatch.setattr(saturation_context, "observe", observe_control)
     result = STUDY(model, few, folder=work, sections=chosen)
     assert "Sections taken from an earlier run in the same folder" in result.notes[-1]
     assert result.notes[:-1] == whole.notes
@@ -469,7 +475,7 @@ def test_speech_is_spoken_where_that_can_be_done(monkeypatch, is_installed, text
 def test_a_report_on_synthetic_speech_says_so(tmp_path, text, is_said):
     hearing = Transformer.wrap(build("whisper"))
     chosen = SaturationSettings(text=text).resolved(hearing)
-    run = context.SaturationContext(hearing, chosen, tmp_path, lambda *_: None)
+    run = saturation_context.SaturationContext(hearing, chosen, tmp_path, lambda *_: None)
     run.source()
     assert (espeak.NOTE in run.notes) == is_said
 

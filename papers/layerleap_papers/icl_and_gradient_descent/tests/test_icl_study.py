@@ -24,11 +24,11 @@ from layerleap_papers.icl_and_gradient_descent import (
     conditions,
     context as context_module,
     layers,
-    learns,
     similarity,
+    training_accuracy,
 )
 from layerleap_papers.icl_and_gradient_descent.conditions import Trial
-from layerleap_papers.icl_and_gradient_descent.context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
 from layerleap_papers.icl_and_gradient_descent.rates import _Search, next_rate
 from layerleap_papers.icl_and_gradient_descent.similarity import paired_mean
 from tiny_models import tiny
@@ -189,7 +189,7 @@ def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_trai
         "gain/lcgd-id": torch.tensor([-0.3, 0.2, -1]),
     }
     context.cells = lambda: iter([("sizes", [gains, gains])])
-    rows = {row["way"]: row for row in learns.tables(context)["learns"]}
+    rows = {row["way"]: row for row in training_accuracy.tables(context)["learns"]}
     assert (rows["gd"]["learns"], rows["lcgd-id"]["learns"]) == ("yes", "cannot tell")
     assert rows["gd"]["value"] == pytest.approx(0.3)
     assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)
@@ -397,8 +397,8 @@ def test_mistyped_parameters_are_refused_before_anything_runs():
 
 def test_every_seed_has_its_own_untrained_blocks(tmp_path):
     context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
-    first, second = (context.twin(seed) for seed in (0, 1))
-    assert context.twin(1) is second
+    first, second = (context.untrained_control(seed) for seed in (0, 1))
+    assert context.untrained_control(1) is second
     assert first.identity.fingerprint != second.identity.fingerprint
 
 

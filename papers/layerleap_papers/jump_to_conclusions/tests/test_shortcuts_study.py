@@ -18,8 +18,8 @@ from layerleap.stream.generated import NOTE, TextGeneration
 from layerleap.study.result import StudyResult
 from layerleap_papers.jump_to_conclusions import STUDY, ShortcutSettings, trained
 from layerleap_papers.jump_to_conclusions.checks import laws
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import half_layers
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 from studies import make_study
 from tiny_models import WORDS, sentences, tiny
 

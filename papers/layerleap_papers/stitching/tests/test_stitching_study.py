@@ -18,8 +18,8 @@ from layerleap.stream.examples import Sampling
 from layerleap.study.result import StudyResult
 from layerleap.study.texts import trained_on
 from layerleap_papers.stitching import STUDY, StitchingSettings
-from layerleap_papers.stitching.context import StitchingContext
 from layerleap_papers.stitching.pairs import best, token_losses
+from layerleap_papers.stitching.stitching_context import StitchingContext
 from tiny_models import tiny, tokenizer
 
 

@@ -35,12 +35,12 @@ from layerleap_papers.topk_attention import (
     runs,
     training,
 )
+from layerleap_papers.topk_attention.allocation import finer, furthest, guessed, steps
 from layerleap_papers.topk_attention.curves import kept_share
 from layerleap_papers.topk_attention.encoders.task import Rows as TaskRows, Task
 from layerleap_papers.topk_attention.observed import observe, row_weights, statistics
 from layerleap_papers.topk_attention.passes import Rows
-from layerleap_papers.topk_attention.settings import SparsitySettings, numbers, shares
-from layerleap_papers.topk_attention.shared_out import finer, furthest, guessed, steps
+from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings, numbers, shares
 from tiny_models import tiny
 
 SAMPLING = Sampling(unit="document", held_out=0.4)
@@ -547,7 +547,7 @@ def test_with_relu_all_rules_agree_and_with_gates_they_do_not(monkeypatch):
         kind: result.row("relu_paired", ffn=kind, rule="pre-activation", measure="kl", share=0.75)[
             "value"
         ]
-        for kind in relu.TWINS
+        for kind in relu.MODELS
     }
     assert gap["gated"] > 10 * abs(gap["ReLU"])
     active = {row["ffn"]: row["value"] for row in result.rows("relu_active")}

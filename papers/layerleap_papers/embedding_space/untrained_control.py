@@ -23,7 +23,7 @@ from layerleap.study import (
     untested,
 )
 from layerleap_papers.embedding_space import columns, neurons
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.pairs import interval, lead_over
 
 SHARE = 0.1  # of the trained model's lead: a smaller one counts as none
@@ -31,13 +31,13 @@ LEADS = {"neurons": neurons.LEAD, "columns": lead_over(columns.LAYER)}
 
 
 def _run(context: EmbeddingContext) -> Tables:
-    twin = untrained(context.model, seed=context.settings.seed)
-    matrix, limit = unembedding(twin).float(), context.settings.twin_vectors
+    control = untrained(context.model, seed=context.settings.seed)
+    matrix, limit = unembedding(control).float(), context.settings.control_vectors
     tables: Tables = {}
     errors: list[LayerleapError] = []
     for part in (neurons, columns):
         try:
-            tables |= part.tables_of(context, twin, matrix, limit, ("plain",))
+            tables |= part.tables_of(context, control, matrix, limit, ("plain",))
         except LayerleapError as error:
             errors.append(error)
     if not tables:
@@ -48,7 +48,7 @@ def _run(context: EmbeddingContext) -> Tables:
 
 
 def _compared(result: StudyResult) -> Iterator[tuple[Row, Row]]:
-    """Mean leads over layers: of the twin, and of the model itself."""
+    """Mean leads over layers: of the control, and of the model itself."""
     for table, measure in LEADS.items():
         where = {"measure": measure, "over": "mean", "reading": "plain"}
         for row in result.rows(f"twin_{table}_depth", **where):
@@ -57,10 +57,10 @@ def _compared(result: StudyResult) -> Iterator[tuple[Row, Row]]:
                 yield row, trained
 
 
-def _is_chance(twin: Row, trained: Row) -> Answer:
+def _is_chance(control: Row, trained: Row) -> Answer:
     """Is the twin's lead within a tenth of the trained model's, on both sides of 0?"""
     margin = SHARE * trained["value"]
-    return between(twin, -margin, margin) if trained["low"] > 0 else "cannot tell"
+    return between(control, -margin, margin) if trained["low"] > 0 else "cannot tell"
 
 
 def _claim(result: StudyResult) -> Verdict:
@@ -68,9 +68,9 @@ def _claim(result: StudyResult) -> Verdict:
     if not pairs:
         return untested("the model's own overlaps were not measured in this run")
     seen = "; ".join(
-        f"{_name(twin)}: {interval(twin, '{:+.5f}')} untrained, {interval(trained, '{:+.5f}')} "
-        "trained"
-        for twin, trained in pairs
+        f"{_name(control)}: {interval(control, '{:+.5f}')} untrained, "
+        f"{interval(trained, '{:+.5f}')} trained"
+        for control, trained in pairs
     )
     return Verdict(
         all_of(_is_chance(*pair) for pair in pairs),
@@ -87,17 +87,17 @@ def _name(row: Row) -> str:
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
-    for twin, trained in _compared(result):
+    for control, trained in _compared(result):
         yield Finding(
-            f"{_name(twin)[0].upper()}{_name(twin)[1:]} in the untrained twin: the mean lead over "
-            f"the control is {interval(twin, '{:+.5f}')}, in the model itself "
+            f"{_name(control)[0].upper()}{_name(control)[1:]} in the untrained twin: the mean lead "
+            f"over the control is {interval(control, '{:+.5f}')}, in the model itself "
             f"{interval(trained, '{:+.5f}')}."
         )
 
 
 def _rows(result: StudyResult) -> Iterator[Row]:
-    for twin, trained in _compared(result):
-        for model, row in (("trained", trained), ("untrained", twin)):
+    for control, trained in _compared(result):
+        for model, row in (("trained", trained), ("untrained", control)):
             yield {**row, "name": _name(row), "model": model}
 
 

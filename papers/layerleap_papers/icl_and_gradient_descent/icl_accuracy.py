@@ -33,7 +33,7 @@ from layerleap.study import (
     pick,
     points,
 )
-from layerleap_papers.icl_and_gradient_descent.context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 
 LINES = {

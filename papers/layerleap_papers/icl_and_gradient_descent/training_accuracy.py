@@ -23,10 +23,10 @@ from layerleap.study import (
     estimate,
     pick,
 )
-from layerleap_papers.icl_and_gradient_descent.context import FAILED, IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.judged import interval
+from layerleap_papers.icl_and_gradient_descent.claims import interval
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import FAILED, IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
-from layerleap_papers.icl_and_gradient_descent.works import names, panel
 
 ANSWERS = {
     "yes": "learned by",

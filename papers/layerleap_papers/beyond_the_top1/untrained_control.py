@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from layerleap import StudyResult
 from layerleap.study import Claim, Finding, Section, Tables, Verdict, untested
 from layerleap_papers.beyond_the_top1 import intervention, order
-from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 
 def _run(context: SaturationContext) -> Tables:
-    data, where = context.twin(), " in the untrained twin"
+    data, where = context.untrained_control(), " in the untrained twin"
     tables = order.tables_of(context, data, where)
     if "intervention" in context.sections:
         tables |= (
             context.attempt(
                 f"The intervention{where}",
-                lambda: intervention.tables_of(context, data, intervention.TWIN),
+                lambda: intervention.tables_of(context, data, intervention.UNTRAINED),
             )
             or {}
         )

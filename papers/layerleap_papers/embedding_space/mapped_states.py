@@ -32,9 +32,9 @@ from layerleap.study import (
     points,
     untested,
 )
-from layerleap_papers.embedding_space import kept
+from layerleap_papers.embedding_space import truncation
 from layerleap_papers.embedding_space.active import LEAD, PANELS, in_points, layer_rows
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.inner_products import INVERSES
 from layerleap_papers.embedding_space.matches import OTHERS, OWN
 from layerleap_papers.embedding_space.pairs import interval
@@ -42,7 +42,7 @@ from layerleap_papers.embedding_space.passes import BY_SIZE, WAYS
 
 GAIN = "gain"  # lead of carried states minus lead of states as they are
 CARRIED = "carried states"
-LINE_OF = {CARRIED: "mat", kept.STATES: "id"}
+LINE_OF = {CARRIED: "mat", truncation.STATES: "id"}
 
 
 def _run(context: EmbeddingContext) -> Tables:
@@ -70,12 +70,12 @@ def _run(context: EmbeddingContext) -> Tables:
 def _inner_products(context: EmbeddingContext) -> Tables:
     """Of carried states, and what they have more than the states themselves."""
     try:
-        raw = kept.kept_of(context, kept.STATES, *kept.states_of(context))
-        mat = kept.kept_of(context, CARRIED, *kept.states_of(context, carried=True))
+        raw = truncation.kept_of(context, truncation.STATES, *truncation.states_of(context))
+        mat = truncation.kept_of(context, CARRIED, *truncation.states_of(context, carried=True))
     except BadSettings as error:  # no right inverse
         context.leave_out("Inner products of carried states", error)
         return {}
-    both = ((kept.STATES, raw), (CARRIED, mat))
+    both = ((truncation.STATES, raw), (CARRIED, mat))
     gains = [
         row
         for n, inverse in enumerate(INVERSES)
@@ -146,7 +146,8 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     for row in result.rows("carried_crossings"):
         few = result.rows("carried_kept", of=CARRIED, inverse="lead")[0]
         yield Finding(
-            f"The curves of carried states {kept.crossing_words(row, few)}.", under="carried-kept"
+            f"The curves of carried states {truncation.crossing_words(row, few)}.",
+            under="carried-kept",
         )
 
 

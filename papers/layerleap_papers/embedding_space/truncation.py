@@ -31,7 +31,7 @@ from layerleap.study import (
     pick,
     points,
 )
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.inner_products import INVERSES, Kept, keep_best, sizes
 from layerleap_papers.embedding_space.pairs import interval
 

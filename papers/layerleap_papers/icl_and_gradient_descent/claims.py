@@ -22,8 +22,8 @@ from layerleap.study import (
     more_than_half,
     untested,
 )
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import names, working
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
-from layerleap_papers.icl_and_gradient_descent.works import names, working
 
 MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
 LESS = 0.2  # share of the trained model's value: lower by less than this counts as the same

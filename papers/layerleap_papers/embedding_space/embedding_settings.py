@@ -42,11 +42,17 @@ class EmbeddingSettings(FitSettings):
         True, "Also read vectors with norms folded in.", flags=("--fold/--no-fold",)
     )
     kept_rows: int = option(1000, "Vectors whose inner products are compared.")
-    twin_vectors: int = option(256, "Neurons compared per layer of the untrained twin, at most.")
+    control_vectors: int = option(256, "Neurons compared per layer of the untrained twin, at most.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"k": 1, "state_k": 1, "active": 1, "kept_rows": FEWEST_ROWS, "twin_vectors": 2}
+        least = {
+            "k": 1,
+            "state_k": 1,
+            "active": 1,
+            "kept_rows": FEWEST_ROWS,
+            "control_vectors": 2,
+        }
         for name, lowest in least.items():
             if (value := getattr(self, name)) < lowest:
                 raise BadSettings(f"{name} is {value}; expected {lowest} or more")
@@ -64,7 +70,7 @@ class EmbeddingSettings(FitSettings):
             vectors=min(self.vectors or 128, 128),
             fold=False,
             kept_rows=min(self.kept_rows, 200),
-            twin_vectors=min(self.twin_vectors, 64),
+            control_vectors=min(self.control_vectors, 64),
         )
 
     def resolved(self, model: Transformer) -> Self:
