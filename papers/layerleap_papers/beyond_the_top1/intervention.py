@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from layerleap import Lens, StudyResult, Transformer
+from layerleap import Lens, StudyResult, Transformer, study
 from layerleap.act.exits import Evidence
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
@@ -31,20 +31,6 @@ from layerleap.lens import (
 from layerleap.progress import Progress, silent
 from layerleap.stream import Batch
 from layerleap.study import (
-    LEVEL,
-    P_VALUE,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
     above,
     all_of,
     below,
@@ -81,7 +67,7 @@ def intervene(
     *,
     tokens_per_batch: int = 1024,
     progress: Progress = silent,
-) -> Tables:
+) -> study.Tables:
     """Patch donors' states into recipients, and see where these then saturate.
 
     Saturation, evidence and states are those of all rows of the batches, through the same lens and
@@ -142,7 +128,7 @@ def _require_same(saturation: Saturation, evidence: Evidence, states: States) ->
         )
 
 
-def _shares(runner: Runner, evidence: Evidence) -> Iterator[Row]:
+def _shares(runner: Runner, evidence: Evidence) -> Iterator[study.Row]:
     """Shares of pairs that succeed, with Wilson's intervals."""
     trials, success = runner.trials, runner.success(evidence)
     for number, kind in enumerate(KINDS):
@@ -163,7 +149,7 @@ def _shares(runner: Runner, evidence: Evidence) -> Iterator[Row]:
             }
 
 
-def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterator[Row]:
+def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterator[study.Row]:
     """Donor against unsaturated on the same pairs: both read as the same token, as surely.
 
     What is counted is whether the token stays: that the recipient did not read so one layer
@@ -198,7 +184,7 @@ def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterato
         }
 
 
-def tables_of(context: SaturationContext, data: SaturationData, model: str) -> Tables:
+def tables_of(context: SaturationContext, data: SaturationData, model: str) -> study.Tables:
     """The intervention through the logit lens, every row with the name of the model."""
     s = context.settings
     plan = PairSettings.of(data.transformer.n_layers, reach=s.reach, limit=s.pairs, seed=s.seed)
@@ -215,7 +201,7 @@ def tables_of(context: SaturationContext, data: SaturationData, model: str) -> T
     return {name: [{"model": model, **row} for row in rows] for name, rows in tables.items()}
 
 
-def words(contrast: Row | None, pairs: int) -> str:
+def words(contrast: study.Row | None, pairs: int) -> str:
     """What was found beyond what is true by definition."""
     if contrast is None:
         return f"no state to compare donors with was found among {pairs} pairs"
@@ -228,33 +214,33 @@ def words(contrast: Row | None, pairs: int) -> str:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     (about,) = result.rows("intervention_runs")
     text = words(result.row("contrasts", offset=0), about["pairs"])
-    yield Finding(f"{text[:1].upper()}{text[1:]}.", under="intervention")
-    yield Finding(BY_DEFINITION, under="intervention")
+    yield study.Finding(f"{text[:1].upper()}{text[1:]}.", under="intervention")
+    yield study.Finding(BY_DEFINITION, under="intervention")
     outcome = "changes nothing" if about["identical"] else "CHANGED THE RUN: do not trust this"
-    yield Finding(f"Patching in a row's own state {outcome}.", under="intervention")
+    yield study.Finding(f"Patching in a row's own state {outcome}.", under="intervention")
     for control in result.rows("twin_intervention_runs"):
         text = words(result.row("twin_contrasts", offset=0), control["pairs"])
-        yield Finding(f"In the untrained twin, {text}.", under="intervention")
+        yield study.Finding(f"In the untrained twin, {text}.", under="intervention")
 
 
-def _step(result: StudyResult) -> Verdict:
+def _step(result: StudyResult) -> study.Verdict:
     before, at = (result.row("intervention", kind="donor", offset=offset) for offset in (-1, 0))
     if before is None or at is None:
         return untested("no pair has both offsets")
     shares = [
         {"value": row["share"], "low": row["low"], "high": row["high"]} for row in (at, before)
     ]
-    return Verdict(
+    return study.Verdict(
         above(difference(*shares)),
         f"{before['share']:.0%} one layer before, {at['share']:.0%} at it, {at['pairs']} pairs",
         "Yes if the difference is clearly above 0. Mostly true by definition: see the next claim.",
     )
 
 
-def _saturated(result: StudyResult) -> Verdict:
+def _saturated(result: StudyResult) -> study.Verdict:
     at, control = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
     if at is None or at["low"] is None:
         return untested("no states to compare donors with, or too few documents")
@@ -262,12 +248,14 @@ def _saturated(result: StudyResult) -> Verdict:
         f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
         f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
     )
-    answers = [confirmed(above(at), at["p"] <= LEVEL)]  # intervals of few documents are narrow
+    answers = [
+        confirmed(above(at), at["p"] <= study.LEVEL)
+    ]  # intervals of few documents are narrow
     if control is not None:
         seen += f"; in the untrained twin {control['donor']:.0%} and {control['control']:.0%}"
         values = [{**row, "value": row["difference"]} for row in (at, control)]
         answers.append(above(difference(*values)))
-    return Verdict(
+    return study.Verdict(
         all_of(answers),
         seen,
         "Yes if the difference is clearly above 0, with p at most 0.05, and, where there is an "
@@ -275,7 +263,7 @@ def _saturated(result: StudyResult) -> Verdict:
     )
 
 
-def _rows(result: StudyResult) -> Iterator[Row]:
+def _rows(result: StudyResult) -> Iterator[study.Row]:
     for name in ("", "twin_"):
         for about in result.rows(f"{name}intervention_runs"):
             for row in result.rows(f"{name}intervention"):
@@ -291,48 +279,50 @@ def _rows(result: StudyResult) -> Iterator[Row]:
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "intervention",
         "A saturated state in another text",
         "The state of a donor is patched into a recipient that ends with the same token. At offset "
         "-1, shaded, a donor cannot succeed.",
         _rows,
-        x=Axis("layers after the donor's saturation layer"),
-        y=Axis("pairs that saturate at the patch", "share"),
+        x=study.Axis("layers after the donor's saturation layer"),
+        y=study.Axis("pairs that saturate at the patch", "share"),
         columns=2,
         size=(5.0, 4.0),
         lines={
-            "donor": Line("donor: saturated", "blue", band=0.12),
-            "unsaturated": Line("reads the same, not saturated", "orange", "s", "dashed", 0.12),
-            "copy": Line("another row's state", "olive", "^", "dashed", 0.12),
-            "random": Line("random direction", "pink", "v", "dashed", 0.12),
-            "no-op": Line("its own state", "black", "D", "dashed", 0.12),
+            "donor": study.Line("donor: saturated", "blue", band=0.12),
+            "unsaturated": study.Line(
+                "reads the same, not saturated", "orange", "s", "dashed", 0.12
+            ),
+            "copy": study.Line("another row's state", "olive", "^", "dashed", 0.12),
+            "random": study.Line("random direction", "pink", "v", "dashed", 0.12),
+            "no-op": study.Line("its own state", "black", "D", "dashed", 0.12),
         },
-        marks=lambda _: [Mark("x", -1.25, to=-0.75)],
+        marks=lambda _: [study.Mark("x", -1.25, to=-0.75)],
         unit="pairs",
         sample="95 % intervals (Wilson)",
     ),
 )
 TABLES = (
-    Table(
+    study.Table(
         "contrasts-table",
         "How often the token stays: the donor beside the control that reads the same, on the same "
         "pairs",
         pick("contrasts", "twin_contrasts"),
         (
-            Column("model"),
-            Column("offset", form="{:.0f}"),
-            Column("donor", "donor (%)", "{:.0f}", 100),
-            Column("control", "unsaturated (%)", "{:.0f}", 100),
-            Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
-            P_VALUE,
-            Column("donor_margin", "margin of the donor", "{:.2f}"),
-            Column("control_margin", "of the control", "{:.2f}"),
-            Column("pairs", form="{:.0f}"),
+            study.Column("model"),
+            study.Column("offset", form="{:.0f}"),
+            study.Column("donor", "donor (%)", "{:.0f}", 100),
+            study.Column("control", "unsaturated (%)", "{:.0f}", 100),
+            study.Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
+            study.P_VALUE,
+            study.Column("donor_margin", "margin of the donor", "{:.2f}"),
+            study.Column("control_margin", "of the control", "{:.2f}"),
+            study.Column("pairs", form="{:.0f}"),
         ),
     ),
 )
-SECTION = Section(
+SECTION = study.Section(
     "intervention",
     "Does a saturated state stay saturated elsewhere?",
     lambda context: tables_of(context, context.observed, THIS),
@@ -340,12 +330,12 @@ SECTION = Section(
     help="states patched into other texts",
     findings=_findings,
     shows=(
-        Claim(
+        study.Claim(
             "A state patched into another text makes it saturate there, from the donor's "
             "saturation layer on and not before.",
             _step,
         ),
-        Claim("What makes it stay is that the donor's state is saturated.", _saturated),
+        study.Claim("What makes it stay is that the donor's state is saturated.", _saturated),
         *FIGURES,
         *TABLES,
     ),

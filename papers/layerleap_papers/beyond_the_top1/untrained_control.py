@@ -6,13 +6,13 @@ was made in the model itself.
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
-from layerleap.study import Claim, Finding, Section, Tables, Verdict, untested
+from layerleap import StudyResult, study
+from layerleap.study import untested
 from layerleap_papers.beyond_the_top1 import intervention, order
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 
-def _run(context: SaturationContext) -> Tables:
+def _run(context: SaturationContext) -> study.Tables:
     data, where = context.untrained_control(), " in the untrained twin"
     tables = order.tables_of(context, data, where)
     if "intervention" in context.sections:
@@ -26,27 +26,27 @@ def _run(context: SaturationContext) -> Tables:
     return {f"twin_{name}": rows for name, rows in tables.items()}
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     first = result.rows("twin_ranks")[0]
-    yield Finding(
+    yield study.Finding(
         f"In the same model with random weights, {1 - first['never']:.0%} of top tokens saturate "
         "before the last block."
     )
-    yield Finding(f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
+    yield study.Finding(f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
     selections = result.rows("twin_tau")
     for tau in selections:
-        yield Finding(f"In the untrained twin: {order.tau_words(tau)}")
+        yield study.Finding(f"In the untrained twin: {order.tau_words(tau)}")
     if selections:
-        yield Finding(f"In the untrained twin, {order.headline(selections)}.", headline=True)
+        yield study.Finding(f"In the untrained twin, {order.headline(selections)}.", headline=True)
 
 
-def _claim(result: StudyResult) -> Verdict:
+def _claim(result: StudyResult) -> study.Verdict:
     if not result.rows("twin_tau"):
         return untested("too few ranks saturate in the untrained twin")
     return order.only_first_three(result.rows("twin_steps"))
 
 
-SECTION = Section(
+SECTION = study.Section(
     "twin",
     "The same model, untrained",
     _run,
@@ -59,7 +59,7 @@ SECTION = Section(
     after=("intervention",),
     quick=False,
     shows=(
-        Claim("In untrained models, only the first three ranks saturate in order.", _claim),
+        study.Claim("In untrained models, only the first three ranks saturate in order.", _claim),
         order.rank_table("twin-table", "Where each rank saturates in the untrained twin", "twin_"),
     ),
 )

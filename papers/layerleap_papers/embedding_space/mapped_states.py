@@ -8,30 +8,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
-from layerleap.study import (
-    KNOWN,
-    LENSES,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    at_every,
-    estimate,
-    pick,
-    points,
-    untested,
-)
+from layerleap.study import above, all_of, at_every, estimate, pick, points, untested
 from layerleap_papers.embedding_space import truncation
 from layerleap_papers.embedding_space.active import LEAD, PANELS, in_points, layer_rows
 from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
@@ -45,10 +24,10 @@ CARRIED = "carried states"
 LINE_OF = {CARRIED: "mat", truncation.STATES: "id"}
 
 
-def _run(context: EmbeddingContext) -> Tables:
+def _run(context: EmbeddingContext) -> study.Tables:
     _ = context.bank  # says why if there is none
     matches, last = context.matches, context.model.n_layers
-    rows: list[Row] = []
+    rows: list[study.Row] = []
     for way in dict.fromkeys(way for way, _ in matches.places):
         blocks = [block for each, block in matches.places if each == way and block < last]
         if not blocks:
@@ -67,7 +46,7 @@ def _run(context: EmbeddingContext) -> Tables:
     return {"carried": rows, **_inner_products(context)}
 
 
-def _inner_products(context: EmbeddingContext) -> Tables:
+def _inner_products(context: EmbeddingContext) -> study.Tables:
     """Of carried states, and what they have more than the states themselves."""
     try:
         raw = truncation.kept_of(context, truncation.STATES, *truncation.states_of(context))
@@ -90,24 +69,24 @@ def _inner_products(context: EmbeddingContext) -> Tables:
     }
 
 
-def _rows(result: StudyResult, **where: str) -> list[Row]:
+def _rows(result: StudyResult, **where: str) -> list[study.Row]:
     return [row for row in result.rows("carried", **where) if row["layer"] is not None]
 
 
-def _mean(result: StudyResult, **where: str) -> Row | None:
+def _mean(result: StudyResult, **where: str) -> study.Row | None:
     return next((row for row in result.rows("carried", **where) if row["layer"] is None), None)
 
 
 # --- claims, findings, figures and tables ------------------------------------------------------
 
 
-def _better(result: StudyResult) -> Verdict:
+def _better(result: StudyResult) -> study.Verdict:
     gains = _rows(result, way=BY_SIZE, measure=GAIN)
     mean = _mean(result, way=BY_SIZE, measure=GAIN)
     if mean is None:
         return untested("FFN values, or their activity, are not verified in any layer")
     given = [above(row) for row in gains]
-    return Verdict(
+    return study.Verdict(
         at_every(given),
         f"mean gain over layers {in_points(mean)}; clearly above 0 at {given.count('yes')} of "
         f"{len(given)} layers, clearly below at {given.count('no')}",
@@ -116,27 +95,27 @@ def _better(result: StudyResult) -> Verdict:
     )
 
 
-def _keeps(result: StudyResult) -> Verdict:
+def _keeps(result: StudyResult) -> study.Verdict:
     rows = result.rows("carried_kept_gain", inverse="transposed")
     if not rows:
         return untested("the output matrix has no right inverse; see the notes")
     few = [row for row in rows if row["k"] <= 1024] or rows[:1]
     seen = ", ".join(f"{interval(row, '{:+.2f}')} with {row['k']:,}" for row in few)
-    return Verdict(
+    return study.Verdict(
         all_of(above(row) for row in few),
         f"gain in cosine with the transposed matrix: {seen} tokens",
         "yes if the intervals for all k up to 1,024 are above 0, partly if those of some",
     )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     for way in WAYS:
         gain = _mean(result, way=way, measure=GAIN)
         leads = [_mean(result, way=way, state=state, measure=LEAD) for state in ("mat", "raw")]
         if gain is None or None in leads:
             continue
         mat, raw = (in_points(row) for row in leads if row is not None)
-        yield Finding(
+        yield study.Finding(
             f"Top tokens of carried states are found among those of the most active {way} with a "
             f"lead of {mat} over other documents, those of states as they are with {raw}: a gain "
             f"of {in_points(gain)} (mean over layers below the last).",
@@ -145,17 +124,17 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
     for row in result.rows("carried_crossings"):
         few = result.rows("carried_kept", of=CARRIED, inverse="lead")[0]
-        yield Finding(
+        yield study.Finding(
             f"The curves of carried states {truncation.crossing_words(row, few)}.",
             under="carried-kept",
         )
 
 
 LINES = {
-    "mat": Line("carried (mat)", LENSES["mat"].colour),
-    "id": Line("as it is", LENSES["id"].colour, "s", "dashed"),
+    "mat": study.Line("carried (mat)", study.LENSES["mat"].colour),
+    "id": study.Line("as it is", study.LENSES["id"].colour, "s", "dashed"),
 }
-SECTION = Section(
+SECTION = study.Section(
     "carried",
     "Do carried states say more of it?",
     _run,
@@ -166,17 +145,17 @@ SECTION = Section(
     help="states carried by shortcuts",
     findings=_findings,
     shows=(
-        Claim(
+        study.Claim(
             "Tokens of carried states match the most active FFN values better than those of "
             "states as they are, beyond chance, in every layer.",
             _better,
         ),
-        Claim(
+        study.Claim(
             "Few tokens keep more of the inner products of carried states than of states as they "
             "are.",
             _keeps,
         ),
-        Figure(
+        study.Figure(
             "carried",
             "Carried states and active parameters",
             "Share of a state's top tokens found among those of active parameters, minus the share "
@@ -189,14 +168,14 @@ SECTION = Section(
                 way=WAYS,
                 state=("raw", "mat"),
                 measure=LEAD,
-                layer=KNOWN,
+                layer=study.KNOWN,
             ),
-            y=Axis("lead (share of tokens)", "share", low=None, high=None),
+            y=study.Axis("lead (share of tokens)", "share", low=None, high=None),
             size=(3.6, 3.4),
             share_y=False,
             lines=LINES,
         ),
-        Figure(
+        study.Figure(
             "carried-kept",
             "Inner products of carried states with k tokens kept",
             "Cosine of the inner products of all pairs of states with those of their readings.",
@@ -208,18 +187,18 @@ SECTION = Section(
                 words={"of": LINE_OF, "inverse": {name: name.capitalize() for name in INVERSES}},
                 inverse=set(INVERSES),
             ),
-            x=Axis("tokens kept", "log"),
-            y=Axis("cosine"),
+            x=study.Axis("tokens kept", "log"),
+            y=study.Axis("cosine"),
             lines=LINES,
             unit="states",
             size=(4.6, 3.6),
             sample="bands: 95 %, over states",
         ),
-        Table(
+        study.Table(
             "carried-table",
             "Gain of carried states over states as they are (points), by layer",
-            pick("carried", way=WAYS, measure=GAIN, layer=KNOWN),
-            (Column("layer"),),
+            pick("carried", way=WAYS, measure=GAIN, layer=study.KNOWN),
+            (study.Column("layer"),),
             across="way",
             cells=(estimate("value", "", "{:+.1f}", 100),),
             dense=True,

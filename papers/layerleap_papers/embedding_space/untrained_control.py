@@ -5,23 +5,9 @@ In: the untrained twin. Out: the overlaps of its keys and values and of its colu
 
 from collections.abc import Iterator
 
-from layerleap import LayerleapError, StudyResult, untrained
+from layerleap import LayerleapError, StudyResult, study, untrained
 from layerleap.models.weights import unembedding
-from layerleap.study import (
-    Answer,
-    Claim,
-    Column,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    all_of,
-    between,
-    estimate,
-    untested,
-)
+from layerleap.study import all_of, between, estimate, untested
 from layerleap_papers.embedding_space import columns, neurons
 from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.pairs import interval, lead_over
@@ -30,10 +16,10 @@ SHARE = 0.1  # of the trained model's lead: a smaller one counts as none
 LEADS = {"neurons": neurons.LEAD, "columns": lead_over(columns.LAYER)}
 
 
-def _run(context: EmbeddingContext) -> Tables:
+def _run(context: EmbeddingContext) -> study.Tables:
     control = untrained(context.model, seed=context.settings.seed)
     matrix, limit = unembedding(control).float(), context.settings.control_vectors
-    tables: Tables = {}
+    tables: study.Tables = {}
     errors: list[LayerleapError] = []
     for part in (neurons, columns):
         try:
@@ -47,7 +33,7 @@ def _run(context: EmbeddingContext) -> Tables:
     return {f"twin_{name}": rows for name, rows in tables.items()}
 
 
-def _compared(result: StudyResult) -> Iterator[tuple[Row, Row]]:
+def _compared(result: StudyResult) -> Iterator[tuple[study.Row, study.Row]]:
     """Mean leads over layers: of the control, and of the model itself."""
     for table, measure in LEADS.items():
         where = {"measure": measure, "over": "mean", "reading": "plain"}
@@ -57,13 +43,13 @@ def _compared(result: StudyResult) -> Iterator[tuple[Row, Row]]:
                 yield row, trained
 
 
-def _is_chance(control: Row, trained: Row) -> Answer:
+def _is_chance(control: study.Row, trained: study.Row) -> study.Answer:
     """Is the twin's lead within a tenth of the trained model's, on both sides of 0?"""
     margin = SHARE * trained["value"]
     return between(control, -margin, margin) if trained["low"] > 0 else "cannot tell"
 
 
-def _claim(result: StudyResult) -> Verdict:
+def _claim(result: StudyResult) -> study.Verdict:
     pairs = list(_compared(result))
     if not pairs:
         return untested("the model's own overlaps were not measured in this run")
@@ -72,7 +58,7 @@ def _claim(result: StudyResult) -> Verdict:
         f"{interval(trained, '{:+.5f}')} trained"
         for control, trained in pairs
     )
-    return Verdict(
+    return study.Verdict(
         all_of(_is_chance(*pair) for pair in pairs),
         f"mean lead over layers, {seen}",
         "yes if the intervals of all of the twin's leads are within a tenth of the trained model's "
@@ -81,27 +67,27 @@ def _claim(result: StudyResult) -> Verdict:
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: study.Row) -> str:
     pair: str = row["pair"]
     return neurons.NAMES.get(pair, pair)
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     for control, trained in _compared(result):
-        yield Finding(
+        yield study.Finding(
             f"{_name(control)[0].upper()}{_name(control)[1:]} in the untrained twin: the mean lead "
             f"over the control is {interval(control, '{:+.5f}')}, in the model itself "
             f"{interval(trained, '{:+.5f}')}."
         )
 
 
-def _rows(result: StudyResult) -> Iterator[Row]:
+def _rows(result: StudyResult) -> Iterator[study.Row]:
     for control, trained in _compared(result):
         for model, row in (("trained", trained), ("untrained", control)):
             yield {**row, "name": _name(row), "model": model}
 
 
-SECTION = Section(
+SECTION = study.Section(
     "twin",
     "The same model, untrained",
     _run,
@@ -114,19 +100,19 @@ SECTION = Section(
     after=("neurons", "columns"),
     quick=False,
     shows=(
-        Claim(
+        study.Claim(
             "In an untrained model, vectors that belong together overlap no more than others.",
             _claim,
         ),
-        Table(
+        study.Table(
             "twin-table",
             "Mean lead over the control, times 1,000",
             _rows,
             (
-                Column("name", "pairs"),
-                Column("model"),
+                study.Column("name", "pairs"),
+                study.Column("model"),
                 estimate("value", "lead", "{:.2f}", 1000),
-                Column("rows", "vectors", "{:,.0f}"),
+                study.Column("rows", "vectors", "{:,.0f}"),
             ),
         ),
     ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.learning import (
     Ratio,
     change_jaccard,
@@ -19,17 +19,6 @@ from layerleap.act.learning import (
 )
 from layerleap.lens import nested_means, nested_ratios
 from layerleap.study import (
-    Answer,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
     above,
     all_of,
     below,
@@ -72,10 +61,10 @@ CASES = {
 MOST = {"jaccard": 2, "recall": 1}  # what one query can count: two changes that differ
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Accuracy after training, and both measures of changed predictions."""
-    accuracy: list[Row] = []
-    changes: list[Row] = []
+    accuracy: list[study.Row] = []
+    changes: list[study.Row] = []
     for task, cells in context.cells():
         for case in (
             "zero-shot",
@@ -93,7 +82,9 @@ def tables(context: IclContext) -> Tables:
     return {"trained_accuracy": accuracy, "changes": changes}
 
 
-def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> Iterator[Row]:
+def _changes(
+    cells: list[dict[str, Tensor]], place: study.Row, seeds: list[int]
+) -> Iterator[study.Row]:
     """Both measures of one way, or of one of its controls."""
     way, control = place["way"], place["control"]
     case = f"{way}/labels" if control == "labels" else way
@@ -118,7 +109,7 @@ def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> It
         yield {**place, "measure": measure, **_estimate(ratios, MOST[measure])}
 
 
-def _estimate(ratios: list[Ratio], most: int) -> Row:
+def _estimate(ratios: list[Ratio], most: int) -> study.Row:
     """The share of all seeds, what it is a share of, and how large that is among all queries.
 
     A share of few queries has no interval.
@@ -137,7 +128,7 @@ def _estimate(ratios: list[Ratio], most: int) -> Row:
     return {**value, **ends, "counted": total}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Per task: what training makes right, and what both change alike."""
     for task in names(result):
         rows = {row["case"]: row for row in result.rows("trained_accuracy", task=task)}
@@ -145,7 +136,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         if not known:
             continue
         after = ", ".join(f"{percent(rows[w]['value'])} after {NAMES[w]}" for w in known)
-        yield Finding(
+        yield study.Finding(
             f"{panel(result, task)}: {percent(rows['zero-shot']['value'])} right zero-shot, "
             f"{percent(rows['in-context']['value'])} in context, {after}.",
             under="changes",
@@ -166,7 +157,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                     )
                     is not None
                 )
-                yield Finding(
+                yield study.Finding(
                     f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '.2f')}"
                     f" of {recall['counted']} queries that training made right, change-Jaccard "
                     f"{interval(jaccard, '.2f')} of {jaccard['counted']} changed predictions "
@@ -175,7 +166,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 )
 
 
-def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
+def _ways(result: StudyResult, measure: str) -> dict[str, study.Row | None]:
     """By task that works and way of the paper; None if training diverged."""
     return {
         f"{task}, {NAMES[way]}": result.row(
@@ -186,10 +177,10 @@ def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
     }
 
 
-def _few(result: StudyResult) -> Verdict:
+def _few(result: StudyResult) -> study.Verdict:
     if not working(result):
         return not_learned(result)
-    answers: list[Answer] = []
+    answers: list[study.Answer] = []
     seen: list[str] = []
     rows = _ways(result, "recall")
     if not any(rows.values()):
@@ -201,7 +192,7 @@ def _few(result: StudyResult) -> Verdict:
             continue
         answers.append(below(part_of(row, "size"), FEW))
         seen.append(f"{name} {row['counted']} of {row['rows']} queries")
-    return Verdict(
+    return study.Verdict(
         all_of(answers),
         "; ".join(seen),
         "queries that training made right: yes if the interval of their share is below a tenth of "
@@ -209,11 +200,11 @@ def _few(result: StudyResult) -> Verdict:
     )
 
 
-def _exposed(result: StudyResult) -> Verdict:
+def _exposed(result: StudyResult) -> study.Verdict:
     """Rec2FTP above change-Jaccard: intervals that do not meet."""
     if not working(result):
         return not_learned(result)
-    answers: list[Answer] = []
+    answers: list[study.Answer] = []
     seen: list[str] = []
     recalls, jaccards = (_ways(result, measure) for measure in ("recall", "jaccard"))
     if not any(recalls.values()):
@@ -237,7 +228,7 @@ def _exposed(result: StudyResult) -> Verdict:
             continue
         answers.append(above(difference(recall, jaccard)))
         seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
-    return Verdict(
+    return study.Verdict(
         all_of(answers),
         "; ".join(seen),
         "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
@@ -245,8 +236,8 @@ def _exposed(result: StudyResult) -> Verdict:
     )
 
 
-def _closer(result: StudyResult) -> Verdict:
-    rows: list[tuple[str, Row | None]] = []
+def _closer(result: StudyResult) -> study.Verdict:
+    rows: list[tuple[str, study.Row | None]] = []
     for task in working(result):
         a, b = (
             result.row("changes", task=task, way=way, measure="jaccard", control="")
@@ -264,9 +255,9 @@ def _closer(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Rec2FTP says little, because training makes few queries right.", _few),
-    Claim("Rec2FTP is far above the share of predictions that change alike.", _exposed),
-    Claim(
+    study.Claim("Rec2FTP says little, because training makes few queries right.", _few),
+    study.Claim("Rec2FTP is far above the share of predictions that change alike.", _exposed),
+    study.Claim(
         "Layer-causal training changes more predictions as context does than plain gradient "
         "descent (change-Jaccard).",
         _closer,
@@ -275,7 +266,7 @@ CLAIMS = (
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "changes",
         "Predictions changed alike",
         "Change-Jaccard: of all changes of predictions by context or training, the share that is "
@@ -292,8 +283,8 @@ FIGURES = (
             control="",
         ),
         kind="dots",
-        x=Axis("share", "share"),
-        y=Axis("", "category"),
+        x=study.Axis("share", "share"),
+        y=study.Axis("", "category"),
         lines=LINES,
         dodge=True,
         unit="queries",
@@ -302,33 +293,33 @@ FIGURES = (
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "trained-table",
         "Right answers (%)",
         pick("trained_accuracy", words={"case": CASES}),
-        (Column("task"),),
+        (study.Column("task"),),
         across="case",
         cells=(estimate("value", "", "{:.0f}", 100),),
         terminal=True,
     ),
-    Table(
+    study.Table(
         "changes-table",
         "Changed predictions",
         pick("changes"),
         (
-            Column("task"),
-            Column("way", "trained by", words=NAMES),
-            Column("measure", words=TITLES),
-            Column("control", words=CONTROLS),
+            study.Column("task"),
+            study.Column("way", "trained by", words=NAMES),
+            study.Column("measure", words=TITLES),
+            study.Column("control", words=CONTROLS),
             estimate("value", "share"),
-            Column("counted", "of", "{:,.0f}"),
-            Column("rows", "queries", "{:,.0f}"),
+            study.Column("counted", "of", "{:,.0f}"),
+            study.Column("rows", "queries", "{:,.0f}"),
         ),
     ),
 )
 
 
-SECTION = Section(
+SECTION = study.Section(
     key="changes",
     title="Does training change the same answers?",
     run=tables,

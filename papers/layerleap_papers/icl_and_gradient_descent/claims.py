@@ -8,20 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import nested_means
-from layerleap.study import (
-    Answer,
-    Claim,
-    Row,
-    Verdict,
-    above,
-    all_of,
-    at_every,
-    in_words,
-    more_than_half,
-    untested,
-)
+from layerleap.study import above, all_of, at_every, in_words, more_than_half, untested
 from layerleap_papers.icl_and_gradient_descent.icl_accuracy import names, working
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
 
@@ -31,30 +20,32 @@ IDLE = "does not clearly learn"
 HIGH = 0.8  # a plain SimAM above this is high
 
 
-def mean(result: StudyResult, task: str, measure: str, way: str, control: str = "") -> Row | None:
+def mean(
+    result: StudyResult, task: str, measure: str, way: str, control: str = ""
+) -> study.Row | None:
     """The mean over layers and seeds."""
     where = {"task": task, "measure": measure, "way": way, "control": control}
     return result.row("similarity", **where, seed=None, layer=None)
 
 
-def lead(result: StudyResult, task: str, measure: str, of: str, over: str) -> Row | None:
+def lead(result: StudyResult, task: str, measure: str, of: str, over: str) -> study.Row | None:
     """A paired lead."""
     return result.row("similarity_leads", task=task, measure=measure, of=of, over=over)
 
 
-def interval(row: Row | None, form: str = ".3f") -> str:
+def interval(row: study.Row | None, form: str = ".3f") -> str:
     """A value with its interval."""
     return in_words(row, form, unknown="not measured")
 
 
 def judged(
     result: StudyResult,
-    rows: list[tuple[str, Row | None]],
-    answer: Callable[[str, Row], Answer],
+    rows: list[tuple[str, study.Row | None]],
+    answer: Callable[[str, study.Row], study.Answer],
     why: str,
     form: str,
     ways: tuple[str, ...] = (),
-) -> Verdict:
+) -> study.Verdict:
     """One verdict for all tasks that work; `answer` maps a row to an answer.
 
     A task without a value, such as one where training diverged, cannot be told; nor can one on
@@ -64,17 +55,17 @@ def judged(
         return not_learned(result)
     if not any(is_known(row) for _, row in rows):
         return untested("it was not measured in this run")
-    answers: list[Answer] = []
+    answers: list[study.Answer] = []
     seen: list[str] = []
     for task, row in rows:
         reason = idle_words(result, task, *ways)
         is_told = row is not None and is_known(row) and not reason
         answers.append(answer(task, row) if is_told and row is not None else "cannot tell")
         seen.append(f"{task} {reason or interval(row, form)}")
-    return Verdict(all_of(answers), "; ".join(seen), why)
+    return study.Verdict(all_of(answers), "; ".join(seen), why)
 
 
-def learns(result: StudyResult, row: Row) -> bool:
+def learns(result: StudyResult, row: study.Row) -> bool:
     """Whether the way of a row learns its task; True if that is not known."""
     found = result.row("learns", task=row["task"], way=row["way"])
     return found is None or found["learns"] == "yes"
@@ -87,12 +78,12 @@ def idle_words(result: StudyResult, task: str, *ways: str) -> str:
     return f"({' and '.join(idle)} {verb})" if idle else ""
 
 
-def is_known(row: Row | None) -> bool:
+def is_known(row: study.Row | None) -> bool:
     """Whether there is a value."""
     return row is not None and row["value"] is not None
 
 
-def not_learned(result: StudyResult) -> Verdict:
+def not_learned(result: StudyResult) -> study.Verdict:
     """The verdict where no task is learned in context."""
     return untested(
         f"{result.model['name']} does not clearly learn {' or '.join(names(result))} in "
@@ -100,8 +91,8 @@ def not_learned(result: StudyResult) -> Verdict:
     )
 
 
-def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
-    def test(result: StudyResult) -> Verdict:
+def _lead_claim(text: str, measure: str, of: str, over: str) -> study.Claim:
+    def test(result: StudyResult) -> study.Verdict:
         rows = [(task, lead(result, task, measure, of, over)) for task in working(result)]
         return judged(
             result,
@@ -113,13 +104,13 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
             (of.strip("/"), over.strip("/")),
         )
 
-    return Claim(text, test)
+    return study.Claim(text, test)
 
 
-def _untrained(result: StudyResult) -> Verdict:
+def _untrained(result: StudyResult) -> study.Verdict:
     rows = [(task, result.row("untrained_leads", task=task)) for task in working(result)]
 
-    def answer(task: str, row: Row) -> Answer:
+    def answer(task: str, row: study.Row) -> study.Answer:
         if above(lead(result, task, "aou", "gd/", "noise/")) != "yes":
             return "cannot tell"  # there is no similarity that could be reached
         return above(_reached(result, task))
@@ -137,7 +128,7 @@ def _untrained(result: StudyResult) -> Verdict:
     )
 
 
-def _reached(result: StudyResult, task: str) -> Row:
+def _reached(result: StudyResult, task: str) -> study.Row:
     """SimAOU with untrained blocks minus what counts as that of the trained model, over seeds."""
     seeds: dict[str, dict[int, float]] = {"": {}, "untrained": {}}
     for row in result.rows("similarity", task=task, measure="aou", way="gd", layer=None):
@@ -150,7 +141,7 @@ def _reached(result: StudyResult, task: str) -> Row:
     return nested_means([torch.tensor([[gap]]) for gap in gaps])[0].to_dict()
 
 
-def _high_before(result: StudyResult) -> Verdict:
+def _high_before(result: StudyResult) -> study.Verdict:
     rows = [(task, mean(result, task, "am", "zero-shot")) for task in working(result)]
     return judged(
         result,
@@ -162,11 +153,11 @@ def _high_before(result: StudyResult) -> Verdict:
     )
 
 
-def _layers(measure: str) -> Claim:
-    def test(result: StudyResult) -> Verdict:
+def _layers(measure: str) -> study.Claim:
+    def test(result: StudyResult) -> study.Verdict:
         if not working(result):
             return not_learned(result)
-        answers: list[Answer] = []
+        answers: list[study.Answer] = []
         seen: list[str] = []
         for task in working(result):
             rows = [
@@ -174,7 +165,7 @@ def _layers(measure: str) -> Claim:
                 for row in result.rows("layer_leads", task=task, measure=measure)
                 if row["value"] is not None
             ]
-            own: list[Answer] = [above(row) for row in rows]
+            own: list[study.Answer] = [above(row) for row in rows]
             if reason := idle_words(result, task, "lcgd-id", "gd"):
                 answers.append("cannot tell")
                 seen.append(f"{task} {reason}")
@@ -183,21 +174,23 @@ def _layers(measure: str) -> Claim:
             seen.append(f"{task} {own.count('yes')} of {len(rows)} layers, {own.count('no')} not")
         if not result.rows("layer_leads", measure=measure):
             return untested("it was not measured in this run")
-        return Verdict(
+        return study.Verdict(
             all_of(answers),
             "; ".join(seen),
             "yes for a task if the interval of the difference is above 0 in more than half of the "
             "layers",
         )
 
-    return Claim(f"Layer-causal training is closer in most layers ({MEASURES[measure]}).", test)
+    return study.Claim(
+        f"Layer-causal training is closer in most layers ({MEASURES[measure]}).", test
+    )
 
 
-def _above_control(control: str, text: str) -> Claim:
-    def test(result: StudyResult) -> Verdict:
+def _above_control(control: str, text: str) -> study.Claim:
+    def test(result: StudyResult) -> study.Verdict:
         if not working(result):
             return not_learned(result)
-        answers: list[Answer] = []
+        answers: list[study.Answer] = []
         seen: list[str] = []
         is_measured = False
         for task in working(result):
@@ -211,14 +204,14 @@ def _above_control(control: str, text: str) -> Claim:
                 seen.append(f"{task}, {NAMES[way]} {said}")
         if not is_measured:
             return untested("it was not measured in this run")
-        return Verdict(
+        return study.Verdict(
             at_every(answers),
             "; ".join(seen),
             "yes if the interval of the difference is above 0 for both ways on all tasks, partly "
             "if for more than half of them",
         )
 
-    return Claim(text, test)
+    return study.Claim(text, test)
 
 
 CLAIMS = (
@@ -238,8 +231,8 @@ CLAIMS = (
     ),
     _layers("aou"),
     _layers("amd"),
-    Claim("A model with untrained blocks reaches the SimAOU of the trained one.", _untrained),
-    Claim("Plain SimAM is high before any training.", _high_before),
+    study.Claim("A model with untrained blocks reaches the SimAOU of the trained one.", _untrained),
+    study.Claim("Plain SimAM is high before any training.", _high_before),
     _lead_claim(
         "Through linear shortcuts, layer-causal training is closer than through the logit "
         "lens (SimAOU; not in the paper).",

@@ -10,27 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.learning import saturation_layer, shuffled
 from layerleap.lens import nested_means
-from layerleap.study import (
-    KNOWN,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    estimate,
-    part_of,
-    pick,
-    points,
-)
+from layerleap.study import above, estimate, part_of, pick, points
 from layerleap_papers.icl_and_gradient_descent.claims import interval, judged
 from layerleap_papers.icl_and_gradient_descent.conditions import READ_QUERIES
 from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
@@ -49,10 +32,10 @@ CONTROLS_HERE = (
 LENSES = {"id": "the logit lens", "mat": "shortcuts", "tuned": "tuned maps"}
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Agreement with the readings in context, by layer, and saturation layers."""
-    agreement: list[Row] = []
-    saturation: list[Row] = []
+    agreement: list[study.Row] = []
+    saturation: list[study.Row] = []
     for task, cells in context.cells():
         for lens in context.settings.lenses:
             shown = merged(cells, f"tops/{lens}/in-context")
@@ -76,8 +59,8 @@ def _case(cells: list[dict[str, Tensor]], key: str, control: str, seeds: list[in
 
 
 def _agreement(
-    own: list[Tensor], shown: list[Tensor], plain: list[Tensor], place: Row
-) -> Iterator[Row]:
+    own: list[Tensor], shown: list[Tensor], plain: list[Tensor], place: study.Row
+) -> Iterator[study.Row]:
     """By layer; the lead is over zero-shot, query by query."""
     same = [(a == b).double() for a, b in zip(own, shown, strict=True)]
     before = [(a == b).double() for a, b in zip(plain, shown, strict=True)]
@@ -101,7 +84,7 @@ def _with_mean(values: Tensor) -> Tensor:
     return torch.cat([values, values[:, 1:].mean(1, keepdim=True)], 1)
 
 
-def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
+def _saturation(own: list[Tensor], shown: list[Tensor]) -> study.Row:
     """The mean distance of saturation layers, in layers."""
     gaps = [
         torch.tensor(
@@ -115,7 +98,7 @@ def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
     return nested_means(gaps, bounds=(0, math.inf))[0].to_dict()
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Per task, through the logit lens."""
     for task in names(result):
         rows = {
@@ -128,15 +111,15 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 f"{interval(rows[case], '.2f')} {NAMES.get(case, 'without training')}"
                 for case in known
             )
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: share of layers whose prediction is that in context, "
                 f"through the logit lens: {words}.",
                 under="readings",
             )
 
 
-def _claim(way: str) -> Claim:
-    def test(result: StudyResult) -> Verdict:
+def _claim(way: str) -> study.Claim:
+    def test(result: StudyResult) -> study.Verdict:
         rows = []
         for task in working(result):
             where = {"task": task, "lens": "id", "case": way, "layer": None, "control": ""}
@@ -153,7 +136,7 @@ def _claim(way: str) -> Claim:
             (way,),
         )
 
-    return Claim(
+    return study.Claim(
         f"After training by {NAMES[way]}, layers predict more as they do in context than before "
         "(not in the paper).",
         test,
@@ -161,7 +144,7 @@ def _claim(way: str) -> Claim:
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "readings",
         "Layers that predict as in context",
         "The share of queries for which a layer predicts the same token as that layer in context, "
@@ -173,9 +156,9 @@ FIGURES = (
             words=PANELS,
             lens="id",
             control="",
-            layer=KNOWN,
+            layer=study.KNOWN,
         ),
-        y=Axis("same prediction", "share"),
+        y=study.Axis("same prediction", "share"),
         lines=ALL_LINES,
         unit="queries",
         sample=SAMPLE,
@@ -189,25 +172,25 @@ WORDS = {
     "control": CONTROLS,
 }
 TABLES = (
-    Table(
+    study.Table(
         "readings-table",
         "Layers that predict as in context (%), mean over blocks",
         pick("readings", words=WORDS, layer=None),
-        (Column("task"), Column("lens", "read through"), Column("control")),
+        (study.Column("task"), study.Column("lens", "read through"), study.Column("control")),
         across="case",
         cells=(estimate("value", "", "{:.0f}", 100),),
     ),
-    Table(
+    study.Table(
         "saturation-table",
         "Distance of saturation layers from those in context, in layers",
         pick("saturation_gaps", words=WORDS),
-        (Column("task"), Column("lens", "read through"), Column("control")),
+        (study.Column("task"), study.Column("lens", "read through"), study.Column("control")),
         across="case",
         cells=(estimate("value", "", "{:.1f}"),),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="layers",
     title="Do layers predict the same?",
     run=tables,

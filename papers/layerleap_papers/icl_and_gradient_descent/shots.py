@@ -6,21 +6,9 @@ each number of demonstrations.
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import nested_means
-from layerleap.study import (
-    Axis,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    estimate,
-    pick,
-    points,
-)
+from layerleap.study import estimate, pick, points
 from layerleap_papers.icl_and_gradient_descent.claims import MEASURES
 from layerleap_papers.icl_and_gradient_descent.conditions import CURVE_QUERIES
 from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
@@ -29,9 +17,9 @@ from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Every stop of every training."""
-    rows: list[Row] = []
+    rows: list[study.Row] = []
     stops = context.settings.stops
     for task, cells in context.cells():
         for way in context.settings.ways:
@@ -48,7 +36,7 @@ def tables(context: IclContext) -> Tables:
     return {"shots": rows}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Whether similarity grows with demonstrations."""
     for task in names(result):
         rows = [r for r in result.rows("shots", task=task, measure="aou") if r["value"] is not None]
@@ -59,7 +47,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 words.append(f"{own[0]['value']:.3f} to {own[-1]['value']:.3f} ({NAMES[way]})")
         if words:
             first, last = rows[0]["shots"], max(row["shots"] for row in rows)
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: from {first} to {last} demonstrations, SimAOU goes from "
                 f"{', '.join(words)}.",
                 under="shots-aou",
@@ -67,14 +55,14 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 
 FIGURES = tuple(
-    Figure(
+    study.Figure(
         f"shots-{measure}",
         f"{MEASURES[measure]} by number of demonstrations",
         f"Mean over layers, on the first {CURVE_QUERIES} queries of every seed. The learning rate "
         "is the one chosen for all demonstrations.",
         points("shots", x="shots", line="{way}", panel="{task}", words=PANELS, measure=measure),
-        x=Axis("demonstrations"),
-        y=Axis(MEASURES[measure]),
+        x=study.Axis("demonstrations"),
+        y=study.Axis(MEASURES[measure]),
         lines=LINES,
         unit="queries",
         sample=SAMPLE,
@@ -83,17 +71,17 @@ FIGURES = tuple(
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "shots-table",
         "Similarity by number of demonstrations, mean over layers",
         pick("shots", words={"measure": MEASURES, "way": NAMES}),
-        (Column("task"), Column("shots", "demonstrations")),
+        (study.Column("task"), study.Column("shots", "demonstrations")),
         across="{measure}, {way}",
         cells=(estimate("value", "", "{:.3f}"),),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="shots",
     title="Does it grow with demonstrations?",
     run=tables,

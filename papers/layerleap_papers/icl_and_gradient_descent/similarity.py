@@ -10,23 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import nested_means
-from layerleap.study import (
-    KNOWN,
-    Axis,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    estimate,
-    pick,
-    points,
-)
+from layerleap.study import estimate, pick, points
 from layerleap_papers.icl_and_gradient_descent.claims import CLAIMS, MEASURES, interval, lead, mean
 from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
 from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean, merged
@@ -41,12 +27,12 @@ CONTROLS = {
 }
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Similarities and leads of every task."""
-    rows: list[Row] = []
-    leads: list[Row] = []
-    layers: list[Row] = []
-    untrained: list[Row] = []
+    rows: list[study.Row] = []
+    leads: list[study.Row] = []
+    layers: list[study.Row] = []
+    untrained: list[study.Row] = []
     for task, cells in context.cells():
         for measure in MEASURES:
             for way in (*context.settings.ways, "noise", "zero-shot"):
@@ -65,7 +51,7 @@ def tables(context: IclContext) -> Tables:
     }
 
 
-def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
+def _rows(groups: list[Tensor], place: study.Row, seeds: list[int]) -> Iterator[study.Row]:
     """By layer and for their mean: over all seeds, and of each seed."""
     choices: list[tuple[int | None, list[Tensor]]] = [(None, groups)]
     if len(groups) > 1:
@@ -77,7 +63,9 @@ def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
             yield {**place, "seed": seed, "layer": layer, **one.to_dict()}
 
 
-def _leads(cells: list[dict[str, Tensor]], place: Row, ways: tuple[str, ...]) -> Iterator[Row]:
+def _leads(
+    cells: list[dict[str, Tensor]], place: study.Row, ways: tuple[str, ...]
+) -> Iterator[study.Row]:
     """Paired differences of layer means, query by query."""
     pairs = [("lcgd-id/", "gd/"), ("lcgd-mat/", "lcgd-id/"), ("lcgd-tuned/", "lcgd-id/")]
     pairs += [("lcgd-mat/", "gd/"), ("lcgd-tuned/", "gd/")]
@@ -98,7 +86,7 @@ def paired_mean(x: Tensor, y: Tensor) -> Tensor:
     return layer_mean(x.double() - y.double())
 
 
-def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
+def _layer_leads(cells: list[dict[str, Tensor]], place: study.Row) -> Iterator[study.Row]:
     """Layer-causal minus plain gradient descent at every layer."""
     for measure in ("aou", "amd"):
         a, b = (merged(cells, f"{measure}/{way}/") for way in ("lcgd-id", "gd"))
@@ -108,7 +96,7 @@ def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
                 yield {**place, "measure": measure, "layer": layer, **one.to_dict()}
 
 
-def _untrained_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
+def _untrained_leads(cells: list[dict[str, Tensor]], place: study.Row) -> Iterator[study.Row]:
     """SimAOU with untrained blocks minus that of the trained model, query by query."""
     a, b = (merged(cells, f"aou/gd/{control}") for control in ("untrained", ""))
     if a and b:
@@ -116,7 +104,7 @@ def _untrained_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row
         yield {**place, **nested_means(gaps)[0].to_dict()}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Per task: the ways side by side, and the controls."""
     for task in names(result):
         for measure in ("aou", "amd"):
@@ -128,7 +116,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             words = ", ".join(f"{interval(row)} for {NAMES[way]}" for way, row in known)
             gap = lead(result, task, measure, "lcgd-id/", "gd/")
             closer = "" if gap is None else (f" Layer-causal minus plain: {interval(gap, '+.3f')}.")
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: mean {MEASURES[measure]} {words}.{closer}",
                 under=measure,
                 headline=measure == "aou" and task in working(result),
@@ -138,12 +126,12 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             mean(result, task, "aou", "gd", "untrained"),
         )
         if before is not None:
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: plain SimAM is {interval(before)} before any training.",
                 under="am",
             )
         if control is not None:
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: SimAOU of gradient descent is {interval(control)} in a "
                 "model with untrained blocks.",
                 under="controls",
@@ -152,8 +140,8 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 ALL_LINES = {
     **LINES,
-    "noise": Line("isotropic noise", "grey", marker="", style="dashed", band=0),
-    "zero-shot": Line("no training", "grey", marker="x", style="dashed", band=0),
+    "noise": study.Line("isotropic noise", "grey", marker="", style="dashed", band=0),
+    "zero-shot": study.Line("no training", "grey", marker="x", style="dashed", band=0),
 }
 ALL_NAMES = {**NAMES, "noise": "isotropic noise"}
 CASES = {
@@ -181,8 +169,8 @@ OF_NOISE = BY_CONTROL(way="noise", words={**PANELS, "control": {"": "noise"}})
 SAMPLE = "bands and intervals: 95 %, over seeds and queries"
 
 
-def _layer_figure(measure: str, how: str) -> Figure:
-    return Figure(
+def _layer_figure(measure: str, how: str) -> study.Figure:
+    return study.Figure(
         measure,
         f"{MEASURES[measure]} by layer",
         how,
@@ -195,10 +183,10 @@ def _layer_figure(measure: str, how: str) -> Figure:
             measure=measure,
             control="",
             seed=None,
-            layer=KNOWN,
+            layer=study.KNOWN,
         ),
-        x=Axis("block", "layer"),
-        y=Axis(MEASURES[measure]),
+        x=study.Axis("block", "layer"),
+        y=study.Axis(MEASURES[measure]),
         lines=ALL_LINES,
         unit="queries",
         sample=SAMPLE,
@@ -222,7 +210,7 @@ FIGURES = (
         "The cosine of the scores themselves, as in earlier work. It compares what is mostly "
         "the same before any learning.",
     ),
-    Figure(
+    study.Figure(
         "controls",
         "SimAOU and its controls",
         "The mean over layers. Untrained blocks: the same with random weights inside the blocks, "
@@ -232,8 +220,8 @@ FIGURES = (
         "another query.",
         OF_WAYS + OF_NOISE,
         kind="dots",
-        x=Axis("SimAOU, mean over layers"),
-        y=Axis("", "category"),
+        x=study.Axis("SimAOU, mean over layers"),
+        y=study.Axis("", "category"),
         lines=ALL_LINES,
         dodge=True,
         unit="queries",
@@ -243,7 +231,7 @@ FIGURES = (
 
 
 TABLES = (
-    Table(
+    study.Table(
         "mean-table",
         "Similarity to in-context learning, mean over layers",
         pick(
@@ -253,25 +241,25 @@ TABLES = (
             layer=None,
             words={"way": ALL_NAMES, "control": CONTROLS, "measure": MEASURES},
         ),
-        (Column("task"), Column("way", "trained by"), Column("control")),
+        (study.Column("task"), study.Column("way", "trained by"), study.Column("control")),
         across="measure",
         cells=(estimate("value", "", "{:.3f}"),),
         terminal=True,
     ),
-    Table(
+    study.Table(
         "leads-table",
         "Differences, query by query",
         pick("similarity_leads", words={"measure": MEASURES, "of": CASES, "over": CASES}),
         (
-            Column("task"),
-            Column("measure"),
-            Column("of"),
-            Column("over", "minus"),
+            study.Column("task"),
+            study.Column("measure"),
+            study.Column("of"),
+            study.Column("over", "minus"),
             estimate("value", "difference", "{:+.3f}"),
-            Column("rows", "queries", "{:,.0f}"),
+            study.Column("rows", "queries", "{:,.0f}"),
         ),
     ),
-    Table(
+    study.Table(
         "seeds-table",
         "SimAOU by seed, mean over layers",
         pick(
@@ -279,18 +267,18 @@ TABLES = (
             measure="aou",
             control="",
             layer=None,
-            seed=KNOWN,
+            seed=study.KNOWN,
             way=set(NAMES),
             words={"way": NAMES},
         ),
-        (Column("task"), Column("seed")),
+        (study.Column("task"), study.Column("seed")),
         across="way",
         cells=(estimate("value", "", "{:.3f}"),),
     ),
 )
 
 
-SECTION = Section(
+SECTION = study.Section(
     key="similarity",
     title="Does training change what context changes?",
     run=tables,

@@ -6,8 +6,8 @@ Required: scores by layer and lens, R2 of all pairs of layers, transfer to a sec
 parts of blocks replaced, blocks and jumps in turn, trained maps, early exit, other models.
 """
 
-from layerleap import StudyResult
-from layerleap.study import Claim, Section, Study, Tables, untested
+from layerleap import StudyResult, study
+from layerleap.study import untested
 from layerleap_papers.jump_to_conclusions import (
     agreement,
     alternation,
@@ -26,15 +26,15 @@ from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSetti
 IDEAS = (agreement, pairs, transfer, checks)
 
 
-def _read(context: ShortcutContext) -> Tables:
+def _read(context: ShortcutContext) -> study.Tables:
     """Fit on every text, then read every held-out text through every lens."""
-    tables: Tables = {}
+    tables: study.Tables = {}
     for idea in IDEAS:
         tables |= idea.tables(context)
     return {**tables, "laws": checks.laws(tables)}
 
 
-READINGS = Section(
+READINGS = study.Section(
     "readings",
     "How well can each layer be read?",
     _read,
@@ -46,7 +46,7 @@ READINGS = Section(
         *agreement.CLAIMS,
         *pairs.CLAIMS,
         *transfer.CLAIMS,
-        Claim(
+        study.Claim(
             "To human readers, shortcuts' predictions are more plausible than the logit lens's.",
             lambda _: untested("plausibility needs human readers"),
         ),
@@ -61,7 +61,7 @@ READINGS = Section(
     ),
 )
 
-STUDY: Study[ShortcutSettings] = Study(
+STUDY: study.Study[ShortcutSettings] = study.Study(
     name="shortcuts",
     method=2,
     title="Shortcuts through {model}, read on {text}",

@@ -8,21 +8,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.edits import PartScores
 from layerleap.errors import BadText, ModelRefused
 from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
     above,
     all_of,
     below,
@@ -41,7 +30,7 @@ NAMES = {"attn": "attention", "ffn": "the FFN", "norms": "the norms"}
 BIASED_STARTS = 4  # layers from which parts with an intercept are tried: enough to compare
 
 
-def run(context: ShortcutContext) -> Tables:
+def run(context: ShortcutContext) -> study.Tables:
     """Replace one kind of part from every layer on; with an intercept, from a few layers on."""
     kinds, reason = context.kinds
     if not kinds:
@@ -70,7 +59,7 @@ def run(context: ShortcutContext) -> Tables:
     }
 
 
-def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[Row]:
+def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[study.Row]:
     """Differences of mean agreement over start layers, paired by row.
 
     Attention against the other kinds over all start layers, and every kind against jumping over
@@ -87,7 +76,7 @@ def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[R
     return rows
 
 
-def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[Row]:
+def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[study.Row]:
     """How much agreement rises from one start layer to the next, paired by row."""
     return [
         {"map": kind, "layer": layer, **row}
@@ -96,7 +85,9 @@ def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[Row]:
     ]
 
 
-def _agreement(result: StudyResult, kind: str, start: int = 0, *, bias: bool = False) -> list[Row]:
+def _agreement(
+    result: StudyResult, kind: str, start: int = 0, *, bias: bool = False
+) -> list[study.Row]:
     """Agreement with one kind of part replaced, by start layer."""
     rows = result.rows("parts", map=kind, metric="precision@1", bias=bias)
     return [row for row in below_last(result, rows) if row["layer"] >= start]
@@ -112,12 +103,12 @@ def _in_words(means: dict[str, float]) -> str:
     return ", ".join(f"{kind} {percent(mean)}" for kind, mean in means.items())
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """What is left of agreement."""
     means, (first, *_) = _means(result), result.rows("parts", metric="precision@1")
     order = sorted(means, key=means.__getitem__, reverse=True)
     listed = ", ".join(f"{NAMES[kind]} {percent(means[kind])}" for kind in order)
-    yield Finding(
+    yield study.Finding(
         f"Remaining agreement, averaged over the layers from which on a part is replaced: {listed} "
         f"(n = {first['rows']:,} states of {first['documents']:,} documents)."
     )
@@ -125,7 +116,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         answered = result.rows("parts", map=kind, metric="answered", bias=False)
         worst = min(answered, key=lambda row: row["value"], default=None)
         if worst is not None and worst["value"] < 1:
-            yield Finding(
+            yield study.Finding(
                 f"With {NAMES[kind]} replaced from layer {worst['layer']} on, the model's output "
                 f"is NaN or infinite in {percent(1 - worst['value'])} of states. Such states count "
                 "as wrong, and surprisal has no mean there."
@@ -135,18 +126,18 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         biased = _agreement(result, kind, bias=True)
         if biased:
             changes = [row["value"] - plain[row["layer"]] for row in biased]
-            yield Finding(
+            yield study.Finding(
                 f"Fitting the maps of {NAMES[kind]} with an intercept changes the remaining "
                 f"agreement by {100 * sum(changes) / len(changes):+.1f} points on average over "
                 f"{len(changes)} start layers."
             )
 
 
-def _attention(result: StudyResult) -> Verdict:
+def _attention(result: StudyResult) -> study.Verdict:
     rows = [row for row in result.rows("part_leads", part="attn") if row["against"] != "jump"]
     if not rows:
         return untested("attention and another kind of part could not both be replaced")
-    return Verdict(
+    return study.Verdict(
         share_of((above(row) for row in rows), 1.0),
         f"mean remaining agreement: {_in_words(_means(result))}",
         "yes if the intervals of attention's lead over the other kinds are above 0; averaged over "
@@ -154,11 +145,11 @@ def _attention(result: StudyResult) -> Verdict:
     )
 
 
-def _parts_beat_jumps(result: StudyResult) -> Verdict:
+def _parts_beat_jumps(result: StudyResult) -> study.Verdict:
     rows = result.rows("part_leads", against="jump")
     start = rows[0]["start"]
     jump = both(result, "precision@1")[0][start:-1]
-    return Verdict(
+    return study.Verdict(
         all_of(above(row) for row in rows),
         f"from layer {start} on: {_in_words(_means(result, start))}; whole blocks jumped over "
         f"{percent(sum(jump) / len(jump))}",
@@ -167,7 +158,7 @@ def _parts_beat_jumps(result: StudyResult) -> Verdict:
     )
 
 
-def _norms(result: StudyResult) -> Verdict:
+def _norms(result: StudyResult) -> study.Verdict:
     curve_of, steps = _agreement(result, "norms"), result.rows("part_steps", map="norms")
     if not curve_of:
         return untested("the norms of this model could not be replaced")
@@ -183,7 +174,7 @@ def _norms(result: StudyResult) -> Verdict:
         else f"; steepest rise after layer {steepest['layer']}, by "
         f"{100 * steepest['value']:.0f} points"
     )
-    return Verdict(
+    return study.Verdict(
         all_of([ruined, sharp]),
         f"at most {percent(max(values(early)))} over the first fifth of start layers{rise}",
         "yes if the intervals of the first fifth are below 10 %, and that of one step in the first "
@@ -192,24 +183,24 @@ def _norms(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "Of the parts of a block, attention is the cheapest to replace by a linear map.", _attention
     ),
-    Claim(
+    study.Claim(
         "From about a third of the depth on, replacing any one kind of part costs less than "
         "jumping over the blocks.",
         _parts_beat_jumps,
     ),
-    Claim("Replaced norms ruin the output in the first layers, and recover sharply.", _norms),
+    study.Claim("Replaced norms ruin the output in the first layers, and recover sharply.", _norms),
 )
 
 LINES = {
-    "attn": Line("attention replaced", "green"),
-    "ffn": Line("feed-forward replaced", "pink"),
-    "norms": Line("norms replaced", "olive"),
+    "attn": study.Line("attention replaced", "green"),
+    "ffn": study.Line("feed-forward replaced", "pink"),
+    "norms": study.Line("norms replaced", "olive"),
 }
 LINES |= {
-    f"{kind} +b": Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
+    f"{kind} +b": study.Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
     for kind, line in LINES.items()
 }
 
@@ -217,7 +208,7 @@ LINES |= {
 BIASED = {True: " +b", False: ""}
 
 
-def _points(metric: str) -> Callable[[StudyResult], list[Row]]:
+def _points(metric: str) -> Callable[[StudyResult], list[study.Row]]:
     """Replaced parts, beside readings that skip all blocks."""
     parts = points("parts", line="{map}{bias}", metric=metric, words={"bias": BIASED})
     whole = points(
@@ -226,9 +217,9 @@ def _points(metric: str) -> Callable[[StudyResult], list[Row]]:
     return lambda result: [*own, *whole(result)] if (own := parts(result)) else []
 
 
-X = Axis("layer from which on parts are replaced", "layer")
+X = study.Axis("layer from which on parts are replaced", "layer")
 FIGURES = (
-    Figure(
+    study.Figure(
         "parts",
         "Parts of a block replaced: agreement",
         "Further right, fewer blocks are changed. Replaced parts still run the rest of their "
@@ -236,18 +227,18 @@ FIGURES = (
         "paper, thin dashed lines the same maps fitted with one.",
         _points("precision@1"),
         x=X,
-        y=Axis("agreement", "share"),
+        y=study.Axis("agreement", "share"),
         lines=LINES,
         size=(5.2, 4.3),
         narrow=True,
     ),
-    Figure(
+    study.Figure(
         "parts_surprisal",
         "Parts of a block replaced: surprisal",
         "The same runs, measured by how unlikely the full model finds the top token.",
         _points("surprisal"),
         x=X,
-        y=Axis("surprisal (nats)", low=0),
+        y=study.Axis("surprisal (nats)", low=0),
         lines=LINES,
         marks=curves.floor,
         size=(5.2, 4.3),
@@ -257,7 +248,7 @@ FIGURES = (
 
 
 TABLES = (
-    Table(
+    study.Table(
         "parts-table",
         "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
         "intercept",
@@ -267,7 +258,7 @@ TABLES = (
             bias=(False, True),
             words={"bias": BIASED, "metric": {"precision@1": "P@1", "surprisal": "nats"}},
         ),
-        (Column("layer", "from layer"),),
+        (study.Column("layer", "from layer"),),
         across="{metric} {map}{bias}",
         cells=(estimate("value"),),
         forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
@@ -275,7 +266,7 @@ TABLES = (
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     "parts",
     "Which part of a block can be linear?",
     run,

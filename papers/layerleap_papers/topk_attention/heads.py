@@ -8,21 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import ANY, SHARE
 from layerleap.study import (
-    KNOWN,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
     above,
     below,
     estimate,
@@ -54,7 +42,7 @@ SHOWN = 12  # heads in the table of those that need most keys
 ENOUGH = 0.9  # of the mass
 
 
-def _run(context: SparsityContext) -> Tables:
+def _run(context: SparsityContext) -> study.Tables:
     rows, s = context.rows, context.settings
     keys = [k for k in s.keys if k < int(rows.visible.max())] or [s.keys[0]]
     total = len(rows.batches)
@@ -75,7 +63,7 @@ def _run(context: SparsityContext) -> Tables:
     }
 
 
-def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[Row]:
+def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[study.Row]:
     """One row per block and head: estimates of every statistic, and what the head does."""
     rows = context.rows
     spread = observed.values["effective"] / rows.visible[:, None, None].clamp_min(1)
@@ -95,7 +83,7 @@ def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) ->
     for place in range(len(observed.blocks) * observed.n_heads):
         own = {name: estimates[name][place] for name in names}
         block, head = divmod(place, observed.n_heads)
-        row: Row = {"layer": observed.blocks[block], "head": head, "does": _does(own)}
+        row: study.Row = {"layer": observed.blocks[block], "head": head, "does": _does(own)}
         for name, estimated in own.items():
             key = name.replace(" ", "_")
             row |= {
@@ -109,7 +97,7 @@ def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) ->
     return found
 
 
-def _does(own: dict[str, Row]) -> str:
+def _does(own: dict[str, study.Row]) -> str:
     """What a head mostly looks at, decided by intervals."""
     for place in ("first", "previous", "self", "near"):
         if above(own[place], MOST) == "yes":
@@ -121,7 +109,7 @@ def _does(own: dict[str, Row]) -> str:
     return "distant" if is_far and below(own["spread"], SPREAD) == "yes" else "mixed"
 
 
-def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[Row]:
+def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[study.Row]:
     """The mean of a statistic over the heads of each layer, and over all heads."""
     means = observed.values[name].mean(2)  # (row, block)
     columns = torch.cat([means, means.mean(1, keepdim=True)], dim=1)
@@ -133,7 +121,7 @@ def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iter
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _most_mass(result: StudyResult) -> Verdict:
+def _most_mass(result: StudyResult) -> study.Verdict:
     own = eighth(result, "layers_mass")
     if own is None:
         return untested(SHORT)
@@ -143,7 +131,7 @@ def _most_mass(result: StudyResult) -> Verdict:
         above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH) for row in heads
     ]
     mean = result.row("layers_mass", k=k, layer=None)
-    return Verdict(
+    return study.Verdict(
         share_of(answers, 0.9),
         f"{answers.count('yes')} of {len(answers)} heads have clearly more than "
         f"{percent(ENOUGH)} of their attention on their top {k} keys, {answers.count('no')} "
@@ -153,7 +141,7 @@ def _most_mass(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "Attention is sparse: in nearly every head, an eighth of the keys carry nearly all of "
         "the attention.",
         _most_mass,
@@ -161,17 +149,17 @@ CLAIMS = (
 )
 
 
-def neediest(result: StudyResult) -> list[Row]:
+def neediest(result: StudyResult) -> list[study.Row]:
     """Heads by how many keys carry most of their attention, most first."""
     return sorted(result.rows("heads"), key=lambda row: -row["needed"])
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     heads = neediest(result)
     if not heads:
         return
     needed = torch.tensor([row["needed"] for row in heads])
-    yield Finding(
+    yield study.Finding(
         f"The median head puts {percent(MASS)} of its attention on {needed.median():.0f} keys; a "
         f"tenth of the heads need {needed.quantile(0.9):.0f} or more, the neediest "
         f"({_name(heads[0])}) needs {_needed(heads[0])}.",
@@ -180,13 +168,13 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     )
     kinds = {name: [row for row in heads if row["does"] == name] for name in NAMES}
     listed = ", ".join(f"{NAMES[name]} {len(own)}" for name, own in kinds.items() if own)
-    yield Finding(f"What heads mostly look at, by number of heads: {listed}.", under="kinds")
+    yield study.Finding(f"What heads mostly look at, by number of heads: {listed}.", under="kinds")
     top = heads[: max(1, len(heads) // 10)]
     kinds = {name: sum(row["does"] == name for row in top) for name in NAMES}
     listed = ", ".join(f"{NAMES[name]} {n}" for name, n in kinds.items() if n)
     layers = sorted({row["layer"] for row in top})
     numbers = ", ".join(map(str, layers))
-    yield Finding(
+    yield study.Finding(
         f"Of the tenth of heads that need most keys: {listed}; in layer{'s'[: len(layers) - 1]} "
         f"{numbers}.",
         under="kinds",
@@ -194,13 +182,13 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     )
 
 
-def _needed(row: Row) -> str:
+def _needed(row: study.Row) -> str:
     return in_words(
         {end: row[f"needed_{end}"] for end in ("low", "high")} | {"value": row["needed"]}, ".0f"
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: study.Row) -> str:
     return f"layer {row['layer']}, head {row['head']}"
 
 
@@ -209,11 +197,11 @@ def _drawn_keys(result: StudyResult) -> list[int]:
     return keys[:: max(1, len(keys) // 4)]
 
 
-def _ends(key: str, title: str, form: str, scale: float = 1.0) -> Column:
-    return Column(key, title, form, scale, low=f"{key}_low", high=f"{key}_high")
+def _ends(key: str, title: str, form: str, scale: float = 1.0) -> study.Column:
+    return study.Column(key, title, form, scale, low=f"{key}_low", high=f"{key}_high")
 
 
-SECTION = Section(
+SECTION = study.Section(
     "heads",
     "Which heads need many keys, and what do they look at?",
     _run,
@@ -226,67 +214,67 @@ SECTION = Section(
     findings=_findings,
     shows=(
         *CLAIMS,
-        Figure(
+        study.Figure(
             "mass",
             "Attention on the top k keys, by layer",
             "The mean over heads of the share of attention that goes to the k keys with most of "
             "it.",
             points("layers_mass", line="top {k}", k=_drawn_keys),
-            y=Axis("share of attention", "share"),
+            y=study.Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
             narrow=True,
         ),
-        Figure(
+        study.Figure(
             "kinds",
             "Where attention goes, by layer",
             "The mean over heads; near is up to a few positions away, without the token itself "
             "and the first one.",
             points("layers_places", line="{name}", name=DRAWN),
-            y=Axis("share of attention", "share"),
+            y=study.Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
             narrow=True,
             lines={
-                "first": Line("first token", "blue"),
-                "previous": Line("previous token", "green"),
-                "near": Line("nearby", "amber", marker="s"),
-                "self": Line("own token", "grey"),
+                "first": study.Line("first token", "blue"),
+                "previous": study.Line("previous token", "green"),
+                "near": study.Line("nearby", "amber", marker="s"),
+                "self": study.Line("own token", "grey"),
             },
         ),
-        Figure(
+        study.Figure(
             "needed",
             "Keys that carry 90 % of attention, by layer and head",
             "Means over rows. Light heads need many keys.",
             points("heads", y="head", value="needed"),
             kind="heatmap",
-            y=Axis("head"),
-            value=Axis("keys"),
+            y=study.Axis("head"),
+            value=study.Axis("keys"),
             size=(9.0, 3.4),
             unit="rows",
             sample="means over rows",
         ),
-        Table(
+        study.Table(
             "heads-table",
             "The heads that need most keys",
             lambda result: neediest(result)[:SHOWN],
             (
-                Column("layer"),
-                Column("head"),
+                study.Column("layer"),
+                study.Column("head"),
                 _ends("needed", "keys for 90 %", "{:.0f}"),
                 _ends("effective", "effective keys", "{:.0f}"),
                 _ends("first", "first token", "{:.0f} %", 100),
                 _ends("previous", "previous", "{:.0f} %", 100),
                 _ends("near", "nearby", "{:.0f} %", 100),
-                Column("does", "mostly", words=NAMES),
+                study.Column("does", "mostly", words=NAMES),
             ),
             terminal=True,
         ),
-        Table(
+        study.Table(
             "mass-table",
             "Share of attention on the top k keys, mean over heads",
-            pick("layers_mass", layer=KNOWN),
-            (Column("layer"),),
+            pick("layers_mass", layer=study.KNOWN),
+            (study.Column("layer"),),
             across="k",
             cells=(estimate("value", "", "{:.2f}"),),
             dense=True,

@@ -11,29 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult, load
+from layerleap import StudyResult, load, study
 from layerleap.errors import BadSettings
 from layerleap.lens import SHARE
 from layerleap.models.weights import FeedForward, feed_forwards
 from layerleap.stream import modality, reads_pairs
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    difference,
-    estimate,
-    percent,
-    pick,
-    points,
-    untested,
-)
+from layerleap.study import above, difference, estimate, percent, pick, points, untested
 from layerleap_papers.topk_attention.curves import EIGHTH, PANELS, nats, nearest, shares
 from layerleap_papers.topk_attention.ffn import COLUMNS, HALF, LINES, papers_rule, sweep
 from layerleap_papers.topk_attention.passes import Rows
@@ -44,14 +27,14 @@ MODELS = {RELU: "small-lm-relu", GATED: "small-lm"}
 PANEL_OF = {kind: f"{kind} ({name})" for kind, name in MODELS.items()}
 
 
-def _run(context: SparsityContext) -> Tables:
+def _run(context: SparsityContext) -> study.Tables:
     is_text = modality(context.model) == "text" and not reads_pairs(context.model)
     if not is_text or context.text == "generated":
         raise BadSettings(
             f"the two small language models read English, and {context.model.identity.name} is "
             "read on something else; run this section with an English model"
         )
-    tables: Tables = {"relu": [], "relu_paired": [], "relu_active": []}
+    tables: study.Tables = {"relu": [], "relu_paired": [], "relu_active": []}
     for kind, name in MODELS.items():
         context.progress(f"loading {name}", 0, None, "models")
         rows = context.rows_of(load(name))
@@ -88,14 +71,14 @@ def _open_share(result: StudyResult, kind: str) -> float | None:
     return max((share for share in below if share <= HALF), default=None)
 
 
-def _rule(result: StudyResult, kind: str) -> Verdict:
+def _rule(result: StudyResult, kind: str) -> study.Verdict:
     share = _open_share(result, kind)
     if share is None:
         return untested("no share that was tried is smaller than that of the active neurons")
     return papers_rule(result, "relu_paired", share, ffn=kind)
 
 
-def _sparser(result: StudyResult) -> Verdict:
+def _sparser(result: StudyResult) -> study.Verdict:
     share = nearest(result, "relu", "share", EIGHTH)
     both = {
         kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl")
@@ -105,7 +88,7 @@ def _sparser(result: StudyResult) -> Verdict:
     if relu is None or gated is None or share is None:
         return untested("nothing was measured")
     gap = difference(gated, relu)
-    return Verdict(
+    return study.Verdict(
         above(gap),
         f"with {percent(share, 1)} of the neurons, KL is {nats(relu)} with ReLU and {nats(gated)} "
         "with gates",
@@ -114,13 +97,15 @@ def _sparser(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than are "
         "active, are as good as those chosen by size (small-lm-relu).",
         partial(_rule, kind=RELU),
     ),
-    Claim("With gates, the paper's rule is right as well (small-lm).", partial(_rule, kind=GATED)),
-    Claim(
+    study.Claim(
+        "With gates, the paper's rule is right as well (small-lm).", partial(_rule, kind=GATED)
+    ),
+    study.Claim(
         "(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "
         "them costs less.",
         _sparser,
@@ -128,9 +113,9 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     for row in result.rows("relu_active"):
-        yield Finding(
+        yield study.Finding(
             f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.",
             under="relu",
         )
@@ -141,7 +126,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             for rule in ("pre-activation", "size")
         )
         if share is not None and by_rule is not None and by_size is not None:
-            yield Finding(
+            yield study.Finding(
                 f"{name}, with {percent(share, 1)} of the neurons, fewer than are active: KL "
                 f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size.",
                 under="relu",
@@ -149,10 +134,10 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             )
     verdict = _sparser(result)
     if verdict.agrees != "not tested":
-        yield Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
+        yield study.Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
 
 
-SECTION = Section(
+SECTION = study.Section(
     "relu",
     "Is the paper's rule right for ReLU and wrong for gates?",
     _run,
@@ -166,7 +151,7 @@ SECTION = Section(
     findings=_findings,
     shows=(
         *CLAIMS,
-        Figure(
+        study.Figure(
             "relu",
             "KL by share of neurons and rule",
             "With ReLU all rules coincide as soon as all positive coefficients are kept.",
@@ -178,17 +163,17 @@ SECTION = Section(
                 measure="kl",
                 words={"ffn": PANEL_OF},
             ),
-            x=Axis("share of neurons kept", "log"),
-            y=Axis(PANELS["kl"]),
+            x=study.Axis("share of neurons kept", "log"),
+            y=study.Axis(PANELS["kl"]),
             unit="rows",
             size=(4.4, 3.4),
             lines=LINES,
         ),
-        Table(
+        study.Table(
             "relu-table",
             "KL to the whole model in nats",
             pick("relu", measure="kl", words={"rule": COLUMNS}),
-            (Column("ffn", "FFN"), Column("share", "neurons kept", "{:.1f} %", 100)),
+            (study.Column("ffn", "FFN"), study.Column("share", "neurons kept", "{:.1f} %", 100)),
             across="rule",
             cells=(estimate("value", "", "{:.3f}"),),
         ),

@@ -12,30 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from layerleap import LayerleapError, StudyResult
+from layerleap import LayerleapError, StudyResult, study
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.stream import modality, reads_pairs
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    below,
-    estimate,
-    in_words,
-    percent,
-    points,
-    untested,
-)
+from layerleap.study import above, below, estimate, in_words, percent, points, untested
 from layerleap.zoo import fetch
 from layerleap_papers.topk_attention import runs
 from layerleap_papers.topk_attention.curves import kept_share, nats, shares
@@ -63,8 +44,8 @@ Run = Callable[[str, int], list[Point]]  # by attention and seed
 Baselines = dict[str, float | None]  # accuracies; None where the loss is what counts
 
 
-def _run(context: SparsityContext) -> Tables:
-    tables: Tables = {
+def _run(context: SparsityContext) -> study.Tables:
+    tables: study.Tables = {
         "training": [],
         "training_ends": [],
         "training_gaps": [],
@@ -149,7 +130,7 @@ def _teller(
     return lambda step: context.progress(words, step, steps, "steps")
 
 
-def _points_of(context: SparsityContext, name: str, run: Run) -> list[Row]:
+def _points_of(context: SparsityContext, name: str, run: Run) -> list[study.Row]:
     """All points of all runs; each finished run is kept in the work folder."""
     found, s = [], context.settings
     for seed in range(s.tune_seeds if name == TUNING else s.seeds):
@@ -162,11 +143,11 @@ def _points_of(context: SparsityContext, name: str, run: Run) -> list[Row]:
     return found
 
 
-def _measures(points: list[Row]) -> list[str]:
+def _measures(points: list[study.Row]) -> list[str]:
     return [name for name in ("loss", "accuracy") if name in points[0]]
 
 
-def over_seeds(values: list[float]) -> Row:
+def over_seeds(values: list[float]) -> study.Row:
     """A mean with Student's 95 % interval over seeds."""
     stats, n = learn_library("scipy.stats"), len(values)
     mean = sum(values) / n
@@ -175,7 +156,7 @@ def over_seeds(values: list[float]) -> Row:
     return {"value": mean, "low": mean - margin, "high": mean + margin, "seeds": n}
 
 
-def _curves(name: str, points: list[Row]) -> list[Row]:
+def _curves(name: str, points: list[study.Row]) -> list[study.Row]:
     found = []
     for attention in (EXACT, TOP):
         own = [point for point in points if point["attention"] == attention]
@@ -188,7 +169,7 @@ def _curves(name: str, points: list[Row]) -> list[Row]:
     return found
 
 
-def _last(points: list[Row], attention: str, measure: str) -> list[float]:
+def _last(points: list[study.Row], attention: str, measure: str) -> list[float]:
     """The values that runs end with, by seed."""
     own = [point for point in points if point["attention"] == attention]
     end = max(point["step"] for point in own)
@@ -196,7 +177,7 @@ def _last(points: list[Row], attention: str, measure: str) -> list[float]:
     return [ends[seed] for seed in sorted(ends)]
 
 
-def _ends(name: str, points: list[Row]) -> list[Row]:
+def _ends(name: str, points: list[study.Row]) -> list[study.Row]:
     return [
         {
             "task": name,
@@ -209,7 +190,7 @@ def _ends(name: str, points: list[Row]) -> list[Row]:
     ]
 
 
-def _gaps(name: str, points: list[Row]) -> list[Row]:
+def _gaps(name: str, points: list[study.Row]) -> list[study.Row]:
     """Top-k minus exact, seed by seed."""
     found = []
     for attention in (TOP, SWAPPED):
@@ -225,7 +206,7 @@ def _gaps(name: str, points: list[Row]) -> list[Row]:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _same(result: StudyResult, task: str) -> Verdict:
+def _same(result: StudyResult, task: str) -> study.Verdict:
     measure, limit = ("loss", SAME_TUNED) if task == TUNING else ("accuracy", SAME_ACCURACY)
     row = result.row("training_gaps", task=task, attention=TOP, measure=measure)
     if row is None:
@@ -243,7 +224,7 @@ def _same(result: StudyResult, task: str) -> Verdict:
         )
     words = nats if measure == "loss" else shares
     limit = min(limit, gain / MARGIN)
-    return Verdict(
+    return study.Verdict(
         below(row, limit) if measure == "loss" else above(row, -limit),
         f"{measure} {words(ends[TOP])} with k = {about['k']}, {percent(about['kept'])} of the keys "
         f"of a row on average, "
@@ -255,7 +236,7 @@ def _same(result: StudyResult, task: str) -> Verdict:
     )
 
 
-def _without(about: Row) -> str:
+def _without(about: study.Row) -> str:
     """What exact attention has to beat, in words."""
     if about["chance"] is None:
         return "before training"
@@ -263,7 +244,7 @@ def _without(about: Row) -> str:
     return f"counting symbols or guessing, which need no attention ({best})"
 
 
-def _gain(result: StudyResult, about: Row, end: Row | None) -> float:
+def _gain(result: StudyResult, about: study.Row, end: study.Row | None) -> float:
     """By how much exact attention beats what needs no attention, or no training; the low end."""
     if end is None:
         return 0.0
@@ -275,17 +256,17 @@ def _gain(result: StudyResult, about: Row, end: Row | None) -> float:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "Trained from scratch on ListOps, top-k attention is nearly as accurate as exact "
         "attention.",
         partial(_same, task=LISTOPS),
     ),
-    Claim(
+    study.Claim(
         "Trained from scratch on byte-level film reviews, top-k attention is nearly as accurate "
         "as exact attention.",
         partial(_same, task=REVIEWS),
     ),
-    Claim(
+    study.Claim(
         "Fine-tuned with top-k attention, the model ends with nearly the same loss as with exact "
         "attention.",
         partial(_same, task=TUNING),
@@ -293,7 +274,7 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     for about in result.rows("training_tasks"):
         task, measure = about["task"], "loss" if about["task"] == TUNING else "accuracy"
         get = partial(result.row, "training_ends", task=task, measure=measure)
@@ -307,7 +288,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
                 f"classifier of how often each symbol occurs: {percent(about['counts'])})"
             )
         )
-        yield Finding(
+        yield study.Finding(
             f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
             f"{words(get(attention=TOP))} with k = {about['k']}, {percent(about['kept'])} of the "
             f"keys of a row on average{chance}; "
@@ -315,21 +296,21 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             under="curves",
             headline=True,
         )
-        yield Finding(
+        yield study.Finding(
             f"{task}: trained with exact attention and then read with k = {about['k']}, held-out "
             f"{measure} is {words(get(attention=SWAPPED))}.",
             under="curves",
         )
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
+def _table_rows(result: StudyResult) -> Iterator[study.Row]:
     for row in result.rows("training_ends"):
         yield {**row, "column": row["attention"]}
     for row in result.rows("training_gaps", attention=TOP):
         yield {**row, "column": "top-k minus exact"}
 
 
-SECTION = Section(
+SECTION = study.Section(
     "training",
     "Does training with top-k attention end at the same place?",
     _run,
@@ -343,26 +324,26 @@ SECTION = Section(
     findings=_findings,
     shows=(
         *CLAIMS,
-        Figure(
+        study.Figure(
             "curves",
             "Learning curves on held-out items",
             "Bands are intervals over seeds.",
             points("training", x="step", line="{attention}", panel="{task}: {measure}"),
-            x=Axis("step"),
-            y=Axis(""),
+            x=study.Axis("step"),
+            y=study.Axis(""),
             share_y=False,
             size=(3.7, 3.3),
             sample="bands: 95 %, Student's t over seeds",
             lines={
-                EXACT: Line("exact attention", "orange", marker="s"),
-                TOP: Line("top-k attention", "blue"),
+                EXACT: study.Line("exact attention", "orange", marker="s"),
+                TOP: study.Line("top-k attention", "blue"),
             },
         ),
-        Table(
+        study.Table(
             "training-table",
             "Where runs end, and paired differences",
             _table_rows,
-            (Column("task"), Column("measure", ""), Column("seeds")),
+            (study.Column("task"), study.Column("measure", ""), study.Column("seeds")),
             across="column",
             cells=(estimate("value", "", "{:.3f}"),),
         ),
