@@ -277,6 +277,10 @@ def _speeds(rows: list[study.Row]) -> Iterator[study.Finding]:
     yield study.Finding(f"{text}.")
 
 
+@study.claim(
+    "Exiting where the probe says that rank 2 is being decided beats softmax response "
+    "and state similarity."
+)
 def _claim(result: StudyResult) -> study.Verdict:
     saved = saved_by_rule(result, "id")
     if not saved:
@@ -391,11 +395,7 @@ SECTION = study.Section(
     help="exiting by task, beside other rules",
     findings=_findings,
     shows=(
-        study.Claim(
-            "Exiting where the probe says that rank 2 is being decided beats softmax response "
-            "and state similarity.",
-            _claim,
-        ),
+        _claim,
         *FIGURES,
         *TABLES,
     ),

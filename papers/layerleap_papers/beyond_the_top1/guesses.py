@@ -161,6 +161,7 @@ def words(row: study.Row) -> str:
     return f"{text}early tokens are {row['early_are']}."
 
 
+@study.claim("Where the top token is wrong, a runner-up that saturated early is right more often.")
 def _claim(result: StudyResult) -> study.Verdict:
     rows = [row for row in result.rows("guesses", lens="id") if row["p"] is not None]
     if not rows:
@@ -201,10 +202,7 @@ SECTION = study.Section(
     help="early runners-up",
     findings=_findings,
     shows=(
-        study.Claim(
-            "Where the top token is wrong, a runner-up that saturated early is right more often.",
-            _claim,
-        ),
+        _claim,
         study.Table(
             "guesses-table",
             "Right answers among runners-up; a dash: too few of them to test",

@@ -30,17 +30,7 @@ from layerleap.lens import (
 )
 from layerleap.progress import Progress, silent
 from layerleap.stream import Batch
-from layerleap.study import (
-    above,
-    all_of,
-    below,
-    bounded,
-    confirmed,
-    difference,
-    p_words,
-    pick,
-    untested,
-)
+from layerleap.study import p_words
 from layerleap_papers.beyond_the_top1.donors import KINDS, PairSettings, find_pairs, make_trials
 from layerleap_papers.beyond_the_top1.rows import SaturationData
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
@@ -178,7 +168,7 @@ def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterato
             "high": estimate.high,
             "only_donor": more,
             "only_control": less,
-            "p": bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
+            "p": study.bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
             "donor_margin": evidence.gap[trials.source[donor], layer].mean().item(),
             "control_margin": evidence.gap[trials.source[control], layer].mean().item(),
         }
@@ -205,8 +195,8 @@ def words(contrast: study.Row | None, pairs: int) -> str:
     """What was found beyond what is true by definition."""
     if contrast is None:
         return f"no state to compare donors with was found among {pairs} pairs"
-    more = "more often than" if above(contrast) == "yes" else "not clearly more often than"
-    verdict = "less often than" if below(contrast) == "yes" else more
+    more = "more often than" if study.above(contrast) == "yes" else "not clearly more often than"
+    verdict = "less often than" if study.below(contrast) == "yes" else more
     return (
         f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
         f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
@@ -226,37 +216,42 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
         yield study.Finding(f"In the untrained twin, {text}.", under="intervention")
 
 
+@study.claim(
+    "A state patched into another text makes it saturate there, from the donor's "
+    "saturation layer on and not before."
+)
 def _step(result: StudyResult) -> study.Verdict:
     before, at = (result.row("intervention", kind="donor", offset=offset) for offset in (-1, 0))
     if before is None or at is None:
-        return untested("no pair has both offsets")
+        return study.untested("no pair has both offsets")
     shares = [
         {"value": row["share"], "low": row["low"], "high": row["high"]} for row in (at, before)
     ]
     return study.Verdict(
-        above(difference(*shares)),
+        study.above(study.difference(*shares)),
         f"{before['share']:.0%} one layer before, {at['share']:.0%} at it, {at['pairs']} pairs",
         "Yes if the difference is clearly above 0. Mostly true by definition: see the next claim.",
     )
 
 
+@study.claim("What makes it stay is that the donor's state is saturated.")
 def _saturated(result: StudyResult) -> study.Verdict:
     at, control = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
     if at is None or at["low"] is None:
-        return untested("no states to compare donors with, or too few documents")
+        return study.untested("no states to compare donors with, or too few documents")
     seen = (
         f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
         f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
     )
     answers = [
-        confirmed(above(at), at["p"] <= study.LEVEL)
+        study.confirmed(study.above(at), at["p"] <= study.LEVEL)
     ]  # intervals of few documents are narrow
     if control is not None:
         seen += f"; in the untrained twin {control['donor']:.0%} and {control['control']:.0%}"
         values = [{**row, "value": row["difference"]} for row in (at, control)]
-        answers.append(above(difference(*values)))
+        answers.append(study.above(study.difference(*values)))
     return study.Verdict(
-        all_of(answers),
+        study.all_of(answers),
         seen,
         "Yes if the difference is clearly above 0, with p at most 0.05, and, where there is an "
         "untrained twin, clearly larger than its difference; partly if only some of these hold.",
@@ -308,7 +303,7 @@ TABLES = (
         "contrasts-table",
         "How often the token stays: the donor beside the control that reads the same, on the same "
         "pairs",
-        pick("contrasts", "twin_contrasts"),
+        study.pick("contrasts", "twin_contrasts"),
         (
             study.Column("model"),
             study.Column("offset", form="{:.0f}"),
@@ -330,12 +325,8 @@ SECTION = study.Section(
     help="states patched into other texts",
     findings=_findings,
     shows=(
-        study.Claim(
-            "A state patched into another text makes it saturate there, from the donor's "
-            "saturation layer on and not before.",
-            _step,
-        ),
-        study.Claim("What makes it stay is that the donor's state is saturated.", _saturated),
+        _step,
+        _saturated,
         *FIGURES,
         *TABLES,
     ),

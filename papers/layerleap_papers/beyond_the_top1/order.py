@@ -310,6 +310,7 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
 TOO_FEW = "too few positions have a rank that saturates; see the notes"
 
 
+@study.claim("The five best tokens saturate in the order of their ranks, beyond chance.")
 def _ordered(result: StudyResult) -> study.Verdict:
     selections = [tau for tau in result.rows("tau", lens="id") if tau["value"] is not None]
     if not selections:
@@ -323,6 +324,7 @@ def _ordered(result: StudyResult) -> study.Verdict:
     )
 
 
+@study.claim("The mean saturation rank grows with every rank from 1 to 5.")
 def _growing(result: StudyResult) -> study.Verdict:
     steps = result.rows("steps", lens="id", filtered=False)
     places = [row["value"] for row in result.rows("places", lens="id", filtered=False)]
@@ -357,10 +359,8 @@ def only_first_three(steps: Sequence[study.Row]) -> study.Verdict:
 
 
 CLAIMS = (
-    study.Claim(
-        "The five best tokens saturate in the order of their ranks, beyond chance.", _ordered
-    ),
-    study.Claim("The mean saturation rank grows with every rank from 1 to 5.", _growing),
+    _ordered,
+    _growing,
     study.Claim(
         "In speech, only the first three ranks saturate in order.",
         lambda result: only_first_three(result.rows("steps", lens="id")),

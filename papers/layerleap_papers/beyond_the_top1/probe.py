@@ -88,6 +88,7 @@ def _readable(accuracy: study.Row, about: study.Row) -> study.Answer:
     return confirmed(answer, accuracy["p"] <= study.LEVEL and about["control_at_chance"])
 
 
+@study.claim("The rank that is being decided can be told from a single state.")
 def _claim(result: StudyResult) -> study.Verdict:
     about, row = result.row("probes"), result.row("probe", task=None)
     if about is None or row is None:
@@ -215,6 +216,6 @@ SECTION = study.Section(
     findings=_findings,
     shows=(
         *FIGURES,
-        study.Claim("The rank that is being decided can be told from a single state.", _claim),
+        _claim,
     ),
 )

@@ -40,6 +40,7 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
         yield study.Finding(f"In the untrained twin, {order.headline(selections)}.", headline=True)
 
 
+@study.claim("In untrained models, only the first three ranks saturate in order.")
 def _claim(result: StudyResult) -> study.Verdict:
     if not result.rows("twin_tau"):
         return untested("too few ranks saturate in the untrained twin")
@@ -59,7 +60,7 @@ SECTION = study.Section(
     after=("intervention",),
     quick=False,
     shows=(
-        study.Claim("In untrained models, only the first three ranks saturate in order.", _claim),
+        _claim,
         order.rank_table("twin-table", "Where each rank saturates in the untrained twin", "twin_"),
     ),
 )

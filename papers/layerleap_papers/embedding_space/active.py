@@ -88,6 +88,10 @@ def _claim(result: StudyResult, *ways: str) -> study.Verdict:
     )
 
 
+@study.claim(
+    "The most active FFN values of late layers name tokens of the last state, more often "
+    "than by chance."
+)
 def _last(result: StudyResult) -> study.Verdict:
     rows = by_layer(result, way=BY_SIZE, state="last", measure=LEAD)
     if not rows:
@@ -120,11 +124,7 @@ CLAIMS = (
         "by chance, in every layer.",
         lambda result: _claim(result, "W_V columns", "W_O rows"),
     ),
-    study.Claim(
-        "The most active FFN values of late layers name tokens of the last state, more often "
-        "than by chance.",
-        _last,
-    ),
+    _last,
 )
 
 

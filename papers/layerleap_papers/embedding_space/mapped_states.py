@@ -80,6 +80,10 @@ def _mean(result: StudyResult, **where: str) -> study.Row | None:
 # --- claims, findings, figures and tables ------------------------------------------------------
 
 
+@study.claim(
+    "Tokens of carried states match the most active FFN values better than those of "
+    "states as they are, beyond chance, in every layer."
+)
 def _better(result: StudyResult) -> study.Verdict:
     gains = _rows(result, way=BY_SIZE, measure=GAIN)
     mean = _mean(result, way=BY_SIZE, measure=GAIN)
@@ -95,6 +99,9 @@ def _better(result: StudyResult) -> study.Verdict:
     )
 
 
+@study.claim(
+    "Few tokens keep more of the inner products of carried states than of states as they are."
+)
 def _keeps(result: StudyResult) -> study.Verdict:
     rows = result.rows("carried_kept_gain", inverse="transposed")
     if not rows:
@@ -145,16 +152,8 @@ SECTION = study.Section(
     help="states carried by shortcuts",
     findings=_findings,
     shows=(
-        study.Claim(
-            "Tokens of carried states match the most active FFN values better than those of "
-            "states as they are, beyond chance, in every layer.",
-            _better,
-        ),
-        study.Claim(
-            "Few tokens keep more of the inner products of carried states than of states as they "
-            "are.",
-            _keeps,
-        ),
+        _better,
+        _keeps,
         study.Figure(
             "carried",
             "Carried states and active parameters",

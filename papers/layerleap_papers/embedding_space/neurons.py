@@ -99,6 +99,10 @@ def keys_of(result: StudyResult, table: str = "neurons") -> list[str]:
 # --- claims ------------------------------------------------------------------------------------
 
 
+@study.claim(
+    "The key and the value of a neuron share more top tokens than shuffled pairs do, in "
+    "every layer."
+)
 def _above_shuffled(result: StudyResult) -> study.Verdict:
     given = {key: answers(result, "neurons", pair=key, measure=LEAD) for key in keys_of(result)}
     counts = "; ".join(
@@ -113,6 +117,7 @@ def _above_shuffled(result: StudyResult) -> study.Verdict:
     )
 
 
+@study.claim("The overlap of keys and values grows with depth.")
 def _grows(result: StudyResult) -> study.Verdict:
     rows = {
         key: result.row("neurons_depth", pair=key, reading="plain", measure=LEAD, over="rise")
@@ -153,12 +158,8 @@ def is_gated(result: StudyResult) -> bool:
 
 
 CLAIMS = (
-    study.Claim(
-        "The key and the value of a neuron share more top tokens than shuffled pairs do, in "
-        "every layer.",
-        _above_shuffled,
-    ),
-    study.Claim("The overlap of keys and values grows with depth.", _grows),
+    _above_shuffled,
+    _grows,
     study.Claim(
         "In a gated FFN, one kind of key pairs better with the values than the other, in every "
         "layer.",

@@ -121,6 +121,7 @@ def _fewest(result: StudyResult, name: str) -> study.Row:
     return result.rows("kept", of=name, inverse="lead")[0]
 
 
+@study.claim("The transposed output matrix is better for few tokens, the pseudo-inverse for many.")
 def _claim(result: StudyResult) -> study.Verdict:
     names = [row["of"] for row in result.rows("crossings")]
     answers = [all_of([above(few), below(many)]) for few, many in (_ends(result, n) for n in names)]
@@ -185,10 +186,7 @@ SECTION = study.Section(
     help="transposed matrix or pseudo-inverse",
     findings=_findings,
     shows=(
-        study.Claim(
-            "The transposed output matrix is better for few tokens, the pseudo-inverse for many.",
-            _claim,
-        ),
+        _claim,
         study.Figure(
             "kept",
             "Inner products with k tokens kept",

@@ -49,6 +49,7 @@ def _is_chance(control: study.Row, trained: study.Row) -> study.Answer:
     return between(control, -margin, margin) if trained["low"] > 0 else "cannot tell"
 
 
+@study.claim("In an untrained model, vectors that belong together overlap no more than others.")
 def _claim(result: StudyResult) -> study.Verdict:
     pairs = list(_compared(result))
     if not pairs:
@@ -100,10 +101,7 @@ SECTION = study.Section(
     after=("neurons", "columns"),
     quick=False,
     shows=(
-        study.Claim(
-            "In an untrained model, vectors that belong together overlap no more than others.",
-            _claim,
-        ),
+        _claim,
         study.Table(
             "twin-table",
             "Mean lead over the control, times 1,000",

@@ -18,18 +18,7 @@ from layerleap.act.learning import (
     shuffled,
 )
 from layerleap.lens import nested_means, nested_ratios
-from layerleap.study import (
-    above,
-    all_of,
-    below,
-    difference,
-    estimate,
-    part_of,
-    percent,
-    pick,
-    points,
-    untested,
-)
+from layerleap.study import percent
 from layerleap_papers.icl_and_gradient_descent.claims import (
     IDLE,
     interval,
@@ -177,6 +166,7 @@ def _ways(result: StudyResult, measure: str) -> dict[str, study.Row | None]:
     }
 
 
+@study.claim("Rec2FTP says little, because training makes few queries right.")
 def _few(result: StudyResult) -> study.Verdict:
     if not working(result):
         return not_learned(result)
@@ -184,22 +174,23 @@ def _few(result: StudyResult) -> study.Verdict:
     seen: list[str] = []
     rows = _ways(result, "recall")
     if not any(rows.values()):
-        return untested("it was not measured in this run")
+        return study.untested("it was not measured in this run")
     for name, row in rows.items():
         if row is None or not learns(result, row):
             answers.append("cannot tell")
             seen.append(f"{name} not measured" if row is None else f"{name} {IDLE}")
             continue
-        answers.append(below(part_of(row, "size"), FEW))
+        answers.append(study.below(study.part_of(row, "size"), FEW))
         seen.append(f"{name} {row['counted']} of {row['rows']} queries")
     return study.Verdict(
-        all_of(answers),
+        study.all_of(answers),
         "; ".join(seen),
         "queries that training made right: yes if the interval of their share is below a tenth of "
         "all queries for both ways, on all tasks that are learned in context",
     )
 
 
+@study.claim("Rec2FTP is far above the share of predictions that change alike.")
 def _exposed(result: StudyResult) -> study.Verdict:
     """Rec2FTP above change-Jaccard: intervals that do not meet."""
     if not working(result):
@@ -208,7 +199,7 @@ def _exposed(result: StudyResult) -> study.Verdict:
     seen: list[str] = []
     recalls, jaccards = (_ways(result, measure) for measure in ("recall", "jaccard"))
     if not any(recalls.values()):
-        return untested("it was not measured in this run")
+        return study.untested("it was not measured in this run")
     for name, recall in recalls.items():
         jaccard = jaccards[name]
         if recall is None or jaccard is None:
@@ -226,16 +217,20 @@ def _exposed(result: StudyResult) -> study.Verdict:
                 "predictions"
             )
             continue
-        answers.append(above(difference(recall, jaccard)))
+        answers.append(study.above(study.difference(recall, jaccard)))
         seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
     return study.Verdict(
-        all_of(answers),
+        study.all_of(answers),
         "; ".join(seen),
         "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
         "tasks that are learned in context",
     )
 
 
+@study.claim(
+    "Layer-causal training changes more predictions as context does than plain gradient "
+    "descent (change-Jaccard)."
+)
 def _closer(result: StudyResult) -> study.Verdict:
     rows: list[tuple[str, study.Row | None]] = []
     for task in working(result):
@@ -243,26 +238,18 @@ def _closer(result: StudyResult) -> study.Verdict:
             result.row("changes", task=task, way=way, measure="jaccard", control="")
             for way in ("lcgd-id", "gd")
         )
-        rows.append((task, None if a is None or b is None else difference(a, b)))
+        rows.append((task, None if a is None or b is None else study.difference(a, b)))
     return judged(
         result,
         rows,
-        lambda _, row: above(row),
+        lambda _, row: study.above(row),
         "yes if the two intervals do not meet on all tasks that are learned in context",
         "+.2f",
         ("lcgd-id", "gd"),
     )
 
 
-CLAIMS = (
-    study.Claim("Rec2FTP says little, because training makes few queries right.", _few),
-    study.Claim("Rec2FTP is far above the share of predictions that change alike.", _exposed),
-    study.Claim(
-        "Layer-causal training changes more predictions as context does than plain gradient "
-        "descent (change-Jaccard).",
-        _closer,
-    ),
-)
+CLAIMS = (_few, _exposed, _closer)
 
 
 FIGURES = (
@@ -272,7 +259,7 @@ FIGURES = (
         "Change-Jaccard: of all changes of predictions by context or training, the share that is "
         "the same. Rec2FTP: of the queries that training made right, the share that context made "
         "right. Beside each point: of how many; shares of fewer than 10 have no interval.",
-        points(
+        study.points(
             "changes",
             x="value",
             y="measure",
@@ -296,22 +283,22 @@ TABLES = (
     study.Table(
         "trained-table",
         "Right answers (%)",
-        pick("trained_accuracy", words={"case": CASES}),
+        study.pick("trained_accuracy", words={"case": CASES}),
         (study.Column("task"),),
         across="case",
-        cells=(estimate("value", "", "{:.0f}", 100),),
+        cells=(study.estimate("value", "", "{:.0f}", 100),),
         terminal=True,
     ),
     study.Table(
         "changes-table",
         "Changed predictions",
-        pick("changes"),
+        study.pick("changes"),
         (
             study.Column("task"),
             study.Column("way", "trained by", words=NAMES),
             study.Column("measure", words=TITLES),
             study.Column("control", words=CONTROLS),
-            estimate("value", "share"),
+            study.estimate("value", "share"),
             study.Column("counted", "of", "{:,.0f}"),
             study.Column("rows", "queries", "{:,.0f}"),
         ),

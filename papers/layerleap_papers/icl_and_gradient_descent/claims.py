@@ -107,6 +107,7 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> study.Claim:
     return study.Claim(text, test)
 
 
+@study.claim("A model with untrained blocks reaches the SimAOU of the trained one.")
 def _untrained(result: StudyResult) -> study.Verdict:
     rows = [(task, result.row("untrained_leads", task=task)) for task in working(result)]
 
@@ -141,6 +142,7 @@ def _reached(result: StudyResult, task: str) -> study.Row:
     return nested_means([torch.tensor([[gap]]) for gap in gaps])[0].to_dict()
 
 
+@study.claim("Plain SimAM is high before any training.")
 def _high_before(result: StudyResult) -> study.Verdict:
     rows = [(task, mean(result, task, "am", "zero-shot")) for task in working(result)]
     return judged(
@@ -231,8 +233,8 @@ CLAIMS = (
     ),
     _layers("aou"),
     _layers("amd"),
-    study.Claim("A model with untrained blocks reaches the SimAOU of the trained one.", _untrained),
-    study.Claim("Plain SimAM is high before any training.", _high_before),
+    _untrained,
+    _high_before,
     _lead_claim(
         "Through linear shortcuts, layer-causal training is closer than through the logit "
         "lens (SimAOU; not in the paper).",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from layerleap import StudyResult, study
 from layerleap.act.learning import BASELINES
-from layerleap.study import above, all_of, at_every, estimate, in_words, percent, pick, points
+from layerleap.study import in_words, percent
 from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 
@@ -96,14 +96,15 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
         )
 
 
+@study.claim("The model learns the tasks in context.")
 def _claim_works(result: StudyResult) -> study.Verdict:
     answers: list[study.Answer] = []
     for task in names(result):
         rows = result.rows("accuracy_leads", task=task)
-        own = {above(row) for row in rows if row["over"] in BASELINES}
+        own = {study.above(row) for row in rows if row["over"] in BASELINES}
         answers.append("yes" if task in working(result) else "no" if "no" in own else "cannot tell")
     return study.Verdict(
-        at_every(answers),
+        study.at_every(answers),
         f"learned: {', '.join(working(result)) or 'none'}; not clearly: "
         f"{', '.join(task for task in names(result) if task not in working(result)) or 'none'}",
         "yes for a task if the intervals of its lead over zero-shot, the commonest answer and "
@@ -111,6 +112,7 @@ def _claim_works(result: StudyResult) -> study.Verdict:
     )
 
 
+@study.claim("It is right less often when the answers of demonstrations are shuffled.")
 def _claim_labels(result: StudyResult) -> study.Verdict:
     rows = [
         r for r in result.rows("accuracy_leads", over="shuffled") if r["task"] in working(result)
@@ -119,18 +121,13 @@ def _claim_labels(result: StudyResult) -> study.Verdict:
         return study.Verdict("not tested", "in-context learning works on none of the tasks")
     seen = "; ".join(f"{row['task']} {100 * row['value']:+.0f} points" for row in rows)
     return study.Verdict(
-        all_of(above(row) for row in rows),
+        study.all_of(study.above(row) for row in rows),
         seen,
         "yes if the intervals of true minus shuffled answers are above 0 on all tasks that work",
     )
 
 
-CLAIMS = (
-    study.Claim("The model learns the tasks in context.", _claim_works),
-    study.Claim(
-        "It is right less often when the answers of demonstrations are shuffled.", _claim_labels
-    ),
-)
+CLAIMS = (_claim_works, _claim_labels)
 
 
 def _marks(result: StudyResult) -> Iterator[study.Mark]:
@@ -158,7 +155,7 @@ FIGURES = (
         "The share of queries whose answer is right. Of classes, the best label is the answer; of "
         "mappings, the best of all tokens. Shuffled: the same demonstrations with the answers of "
         "others; of mappings none stays right if possible, of classes as many as by chance.",
-        points(
+        study.points(
             "accuracy", x="shots", line="{answers}", panel="{task}", words=PANELS, shots=study.KNOWN
         ),
         x=study.Axis("demonstrations"),
@@ -174,7 +171,7 @@ TABLES = (
     study.Table(
         "tasks-table",
         "The tasks",
-        pick("tasks"),
+        study.pick("tasks"),
         (
             study.Column("task"),
             study.Column("says", "what it asks"),
@@ -200,18 +197,18 @@ TABLES = (
             study.Column("still_right", "still right after shuffling", "{:.0f}", 100),
         ),
         across="case",
-        cells=(estimate("value", "", "{:.0f}", 100),),
+        cells=(study.estimate("value", "", "{:.0f}", 100),),
         terminal=True,
     ),
     study.Table(
         "leads-table",
         "Lead of true demonstrations, query by query (points)",
-        pick("accuracy_leads"),
+        study.pick("accuracy_leads"),
         (
             study.Column("task"),
             study.Column("over", words=NAMES),
             study.Column("shots", "demonstrations"),
-            estimate("value", "lead", "{:+.1f}", 100),
+            study.estimate("value", "lead", "{:+.1f}", 100),
             study.Column("rows", "queries", "{:,.0f}"),
         ),
     ),

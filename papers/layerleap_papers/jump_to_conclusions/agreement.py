@@ -4,18 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from layerleap import StudyResult, study
-from layerleap.study import (
-    above,
-    all_of,
-    at_every,
-    below,
-    between,
-    estimate,
-    percent,
-    pick,
-    points,
-    share_of,
-)
+from layerleap.study import percent
 from layerleap_papers.jump_to_conclusions import curves
 from layerleap_papers.jump_to_conclusions.curves import (
     METRICS,
@@ -127,24 +116,30 @@ def sample(result: StudyResult) -> str:
 # --- claims ------------------------------------------------------------------------------------
 
 
+@study.claim("Shortcuts agree with the model more often than the logit lens, at every layer.")
 def _more_often(result: StudyResult) -> study.Verdict:
     answers = {
-        k: [above(row) for row in result.rows("lead", metric=f"precision@{k}")] for k in (1, 5, 10)
+        k: [study.above(row) for row in result.rows("lead", metric=f"precision@{k}")]
+        for k in (1, 5, 10)
     }
     counts = ", ".join(f"{given.count('yes')} (top {k})" for k, given in answers.items())
     return study.Verdict(
-        at_every(a for given in answers.values() for a in given),
+        study.at_every(a for given in answers.values() for a in given),
         f"clearly above at this many of {result.model['n_layers']} layers: {counts}",
         EVERY_LAYER,
     )
 
 
+@study.claim(
+    "In early layers, shortcuts predict 28 to 45 % of a next-token model's answers.",
+    when=curves.is_next,
+)
 def _early_agreement(result: StudyResult) -> study.Verdict:
     mat = below_last(result, curve(result, "mat", "precision@1"))
     early = mat[: max(1, round(len(mat) / 3))]
-    answers = [between(row, 0.28, 0.45) for row in early]
+    answers = [study.between(row, 0.28, 0.45) for row in early]
     return study.Verdict(
-        all_of(answers),
+        study.all_of(answers),
         f"{percent(min(values(early)))} to {percent(max(values(early)))} over the first third of "
         f"the layers; clearly in that range at {answers.count('yes')} of {len(early)}",
         "yes if the intervals of all these layers are inside the range, partly if some are inside "
@@ -152,33 +147,46 @@ def _early_agreement(result: StudyResult) -> study.Verdict:
     )
 
 
+@study.claim(
+    "The lead over the logit lens is more than 20 points at all but the last layers.",
+    when=curves.is_next,
+)
 def _wide_lead(result: StudyResult) -> study.Verdict:
     rows = result.rows("lead", metric="precision@1")
     rows = rows[: max(1, round(0.9 * len(rows)))]
-    answers = [above(row, 0.2) for row in rows]
+    answers = [study.above(row, 0.2) for row in rows]
     return study.Verdict(
-        at_every(answers),
+        study.at_every(answers),
         f"{100 * min(values(rows)):.0f} to {100 * max(values(rows)):.0f} points; clearly above 20 "
         f"at {answers.count('yes')} of {len(rows)} layers",
         f"{EVERY_LAYER}; the paper's 44 of 48 layers are the first nine tenths of the depth",
     )
 
 
+@study.claim(
+    "In the early layers of a masked model, the logit lens predicts next to nothing.",
+    when=curves.is_masked,
+)
 def _blind_early(result: StudyResult) -> study.Verdict:
     rows = below_last(result, curve(result, "id", "precision@10"))
     early = rows[: max(1, round(0.4 * len(rows)))]
     return study.Verdict(
-        all_of(below(row, 0.05) for row in early),
+        study.all_of(study.below(row, 0.05) for row in early),
         f"at most {percent(max(values(early)))} (top 10) over the first two fifths of the layers",
         "yes if the intervals of all these layers are below 5 %, partly if those of some",
     )
 
 
+@study.claim(
+    "From an eighth of the depth on, a shortcut predicts more than a quarter of a masked "
+    "model's answers.",
+    when=curves.is_masked,
+)
 def _quarter(result: StudyResult) -> study.Verdict:
     mat = below_last(result, curve(result, "mat", "precision@1"))
     later = mat[round(len(mat) / 8) :]
     return study.Verdict(
-        share_of((above(row, 0.25) for row in later), 1.0),
+        study.share_of((study.above(row, 0.25) for row in later), 1.0),
         f"at least {percent(min(values(later)))} from layer {later[0]['layer']} of {len(mat)} on",
         "yes if the intervals of all these layers are above 25 %; layer 3 of the paper's 24 is an "
         "eighth of the depth",
@@ -186,52 +194,32 @@ def _quarter(result: StudyResult) -> study.Verdict:
 
 
 CLAIMS = (
-    study.Claim(
-        "Shortcuts agree with the model more often than the logit lens, at every layer.",
-        _more_often,
-    ),
+    _more_often,
     study.Claim(
         "The model is less surprised by a shortcut's token than by the logit lens's, at every "
         "layer.",
         study.Each(
-            pick("lead", metric="surprisal"),
+            study.pick("lead", metric="surprisal"),
             "clearly lower at {yes} of {n} layers",
             EVERY_LAYER,
-            below,
+            study.below,
         ),
     ),
-    study.Claim(
-        "In early layers, shortcuts predict 28 to 45 % of a next-token model's answers.",
-        _early_agreement,
-        curves.is_next,
-    ),
-    study.Claim(
-        "The lead over the logit lens is more than 20 points at all but the last layers.",
-        _wide_lead,
-        curves.is_next,
-    ),
+    _early_agreement,
+    _wide_lead,
     study.Claim(
         "The lead over the logit lens is more than ten points at most layers.",
         study.Each(
-            pick("lead", metric="precision@1"),
+            study.pick("lead", metric="precision@1"),
             "clearly at {yes} of {n} layers",
             "yes if the interval of the lead is above 10 points at half of the layers or more",
-            partial(above, threshold=0.1),
-            partial(share_of, needed=0.5),
+            partial(study.above, threshold=0.1),
+            partial(study.share_of, needed=0.5),
         ),
         curves.is_masked,
     ),
-    study.Claim(
-        "In the early layers of a masked model, the logit lens predicts next to nothing.",
-        _blind_early,
-        curves.is_masked,
-    ),
-    study.Claim(
-        "From an eighth of the depth on, a shortcut predicts more than a quarter of a masked "
-        "model's answers.",
-        _quarter,
-        curves.is_masked,
-    ),
+    _blind_early,
+    _quarter,
 )
 
 
@@ -239,7 +227,7 @@ CLAIMS = (
 
 
 def _points(*metrics: str, panel: str = "") -> study.Pick:
-    return points(
+    return study.points(
         "scores",
         "tuned_scores",
         line="{map}",
@@ -303,7 +291,7 @@ TABLES = (
         lambda r: curves.main_scores(r, "precision@1"),
         (study.Column("layer"),),
         across="map",
-        cells=(estimate("value", "", "{:.1f}", 100),),
+        cells=(study.estimate("value", "", "{:.1f}", 100),),
         terminal=True,
     ),
     study.Table(
@@ -313,7 +301,7 @@ TABLES = (
         _score_rows,
         (study.Column("layer"),),
         across="column",
-        cells=(estimate("value"),),
+        cells=(study.estimate("value"),),
         dense=True,
         forms={f"{SHORT[m]} {name}": IN_PERCENT for m in PRECISIONS for name in curves.MAPS},
     ),

@@ -7,17 +7,7 @@ import torch
 from layerleap import ShortcutBank, StudyResult, study
 from layerleap.act.edits import Schedule, ScheduleScores, best_schedules, round_robins, single_jump
 from layerleap.errors import BadText
-from layerleap.study import (
-    above,
-    all_of,
-    below,
-    estimate,
-    percent,
-    pick,
-    points,
-    share_of,
-    untested,
-)
+from layerleap.study import percent
 from layerleap_papers.jump_to_conclusions.curves import PRECISIONS, estimates
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
@@ -99,14 +89,17 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
             )
 
 
+@study.claim(
+    "Some schedules that alternate between blocks and jumps beat a single jump of the same cost."
+)
 def _some_are_ahead(result: StudyResult) -> study.Verdict:
     leads = result.rows("schedule_leads", kind="round robin")
     if not leads:
         has_any = result.rows("schedules")
-        return untested("this number of layers has no round-robin" if has_any else ALL_PAIRS)
-    answers = [above(row) for row in leads]
+        return study.untested("this number of layers has no round-robin" if has_any else ALL_PAIRS)
+    answers = [study.above(row) for row in leads]
     return study.Verdict(
-        share_of(answers, SOME),
+        study.share_of(answers, SOME),
         f"{sum(row['value'] > 0 for row in leads)} of {len(leads)} round-robins are ahead, "
         f"{answers.count('yes')} of them clearly",
         "yes if the interval of the lead is above 0 for a tenth of them or more, which chance "
@@ -114,13 +107,14 @@ def _some_are_ahead(result: StudyResult) -> study.Verdict:
     )
 
 
+@study.claim("The schedule with the best product of R2 is good only where few blocks are run.")
 def _best_r2(result: StudyResult) -> study.Verdict:
     few, many = (result.row("schedule_means", kind="best R2", blocks=p) for p in ("few", "many"))
     if few is None or many is None:
         reason = "schedules with few and with many blocks are needed to compare"
-        return untested(reason if result.rows("schedules") else ALL_PAIRS)
+        return study.untested(reason if result.rows("schedules") else ALL_PAIRS)
     return study.Verdict(
-        all_of([above(few), below(many)]),
+        study.all_of([study.above(few), study.below(many)]),
         f"against single jumps {100 * few['value']:+.1f} points with up to half of the blocks, "
         f"{100 * many['value']:+.1f} with more",
         "yes if the interval of the mean lead is above 0 with few blocks and below 0 with many, "
@@ -128,16 +122,7 @@ def _best_r2(result: StudyResult) -> study.Verdict:
     )
 
 
-CLAIMS = (
-    study.Claim(
-        "Some schedules that alternate between blocks and jumps beat a single jump of the same "
-        "cost.",
-        _some_are_ahead,
-    ),
-    study.Claim(
-        "The schedule with the best product of R2 is good only where few blocks are run.", _best_r2
-    ),
-)
+CLAIMS = (_some_are_ahead, _best_r2)
 
 
 FIGURES = (
@@ -146,7 +131,7 @@ FIGURES = (
         "Blocks and jumps in turn",
         "Each dot is one schedule; those above each other run as many blocks. If dots lie above "
         "the line of single jumps, alternating is worth it.",
-        points("schedules", x="blocks", line="{kind}", metric="precision@1"),
+        study.points("schedules", x="blocks", line="{kind}", metric="precision@1"),
         x=study.Axis("blocks that are run; the rest is jumped over", "layer"),
         y=study.Axis("agreement", "share"),
         size=(7.6, 4.5),
@@ -165,10 +150,10 @@ TABLES = (
     study.Table(
         "schedules-table",
         "Schedules",
-        pick("schedules", words={"metric": {m: f"{m} (%)" for m in PRECISIONS}}),
+        study.pick("schedules", words={"metric": {m: f"{m} (%)" for m in PRECISIONS}}),
         (study.Column("schedule"), study.Column("kind"), study.Column("blocks", "blocks run")),
         across="metric",
-        cells=(estimate("value"),),
+        cells=(study.estimate("value"),),
         forms={f"{m} (%)": ("{:.1f}", 100.0) for m in PRECISIONS},
     ),
 )

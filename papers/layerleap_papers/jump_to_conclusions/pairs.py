@@ -61,6 +61,7 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
         )
 
 
+@study.claim("Between all pairs of layers, a shortcut explains more than the state itself (R2).")
 def _explains_more(result: StudyResult) -> study.Verdict:
     answers = [above(row) for row in result.rows("r2_lead") if row["value"] is not None]
     if not answers:
@@ -75,10 +76,7 @@ def _explains_more(result: StudyResult) -> study.Verdict:
 
 
 CLAIMS = (
-    study.Claim(
-        "Between all pairs of layers, a shortcut explains more than the state itself (R2).",
-        _explains_more,
-    ),
+    _explains_more,
     study.Claim(
         "Without a map, R2 of a masked model is no better than the mean for most pairs of layers.",
         study.Each(

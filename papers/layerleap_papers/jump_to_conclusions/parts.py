@@ -11,17 +11,7 @@ from torch import Tensor
 from layerleap import StudyResult, study
 from layerleap.act.edits import PartScores
 from layerleap.errors import BadText, ModelRefused
-from layerleap.study import (
-    above,
-    all_of,
-    below,
-    estimate,
-    percent,
-    pick,
-    points,
-    share_of,
-    untested,
-)
+from layerleap.study import percent
 from layerleap_papers.jump_to_conclusions import curves
 from layerleap_papers.jump_to_conclusions.curves import below_last, both, estimates, values
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
@@ -133,24 +123,29 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
             )
 
 
+@study.claim("Of the parts of a block, attention is the cheapest to replace by a linear map.")
 def _attention(result: StudyResult) -> study.Verdict:
     rows = [row for row in result.rows("part_leads", part="attn") if row["against"] != "jump"]
     if not rows:
-        return untested("attention and another kind of part could not both be replaced")
+        return study.untested("attention and another kind of part could not both be replaced")
     return study.Verdict(
-        share_of((above(row) for row in rows), 1.0),
+        study.share_of((study.above(row) for row in rows), 1.0),
         f"mean remaining agreement: {_in_words(_means(result))}",
         "yes if the intervals of attention's lead over the other kinds are above 0; averaged over "
         "all start layers",
     )
 
 
+@study.claim(
+    "From about a third of the depth on, replacing any one kind of part costs less than "
+    "jumping over the blocks."
+)
 def _parts_beat_jumps(result: StudyResult) -> study.Verdict:
     rows = result.rows("part_leads", against="jump")
     start = rows[0]["start"]
     jump = both(result, "precision@1")[0][start:-1]
     return study.Verdict(
-        all_of(above(row) for row in rows),
+        study.all_of(study.above(row) for row in rows),
         f"from layer {start} on: {_in_words(_means(result, start))}; whole blocks jumped over "
         f"{percent(sum(jump) / len(jump))}",
         "yes if the intervals of the differences are above 0 for all kinds, partly if for some; "
@@ -158,15 +153,16 @@ def _parts_beat_jumps(result: StudyResult) -> study.Verdict:
     )
 
 
+@study.claim("Replaced norms ruin the output in the first layers, and recover sharply.")
 def _norms(result: StudyResult) -> study.Verdict:
     curve_of, steps = _agreement(result, "norms"), result.rows("part_steps", map="norms")
     if not curve_of:
-        return untested("the norms of this model could not be replaced")
+        return study.untested("the norms of this model could not be replaced")
     last = result.model["n_layers"]
     early = curve_of[: max(1, last // 5)]
-    first_half = [above(row, 0.1) for row in steps if row["layer"] < last / 2]
-    ruined = all_of(below(row, 0.1) for row in early)
-    sharp = share_of(first_half, 1 / len(first_half)) if first_half else "no"
+    first_half = [study.above(row, 0.1) for row in steps if row["layer"] < last / 2]
+    ruined = study.all_of(study.below(row, 0.1) for row in early)
+    sharp = study.share_of(first_half, 1 / len(first_half)) if first_half else "no"
     steepest = max(steps, key=lambda row: row["value"], default=None)
     rise = (
         ""
@@ -175,24 +171,14 @@ def _norms(result: StudyResult) -> study.Verdict:
         f"{100 * steepest['value']:.0f} points"
     )
     return study.Verdict(
-        all_of([ruined, sharp]),
+        study.all_of([ruined, sharp]),
         f"at most {percent(max(values(early)))} over the first fifth of start layers{rise}",
         "yes if the intervals of the first fifth are below 10 %, and that of one step in the first "
         "half is above 10 points",
     )
 
 
-CLAIMS = (
-    study.Claim(
-        "Of the parts of a block, attention is the cheapest to replace by a linear map.", _attention
-    ),
-    study.Claim(
-        "From about a third of the depth on, replacing any one kind of part costs less than "
-        "jumping over the blocks.",
-        _parts_beat_jumps,
-    ),
-    study.Claim("Replaced norms ruin the output in the first layers, and recover sharply.", _norms),
-)
+CLAIMS = (_attention, _parts_beat_jumps, _norms)
 
 LINES = {
     "attn": study.Line("attention replaced", "green"),
@@ -210,8 +196,8 @@ BIASED = {True: " +b", False: ""}
 
 def _points(metric: str) -> Callable[[StudyResult], list[study.Row]]:
     """Replaced parts, beside readings that skip all blocks."""
-    parts = points("parts", line="{map}{bias}", metric=metric, words={"bias": BIASED})
-    whole = points(
+    parts = study.points("parts", line="{map}{bias}", metric=metric, words={"bias": BIASED})
+    whole = study.points(
         "scores", line="{map}", metric=metric, read=curves.main_text, fit=curves.main_fits
     )
     return lambda result: [*own, *whole(result)] if (own := parts(result)) else []
@@ -252,7 +238,7 @@ TABLES = (
         "parts-table",
         "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
         "intercept",
-        pick(
+        study.pick(
             "parts",
             metric=("precision@1", "surprisal"),
             bias=(False, True),
@@ -260,7 +246,7 @@ TABLES = (
         ),
         (study.Column("layer", "from layer"),),
         across="{metric} {map}{bias}",
-        cells=(estimate("value"),),
+        cells=(study.estimate("value"),),
         forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
         dense=True,
     ),

@@ -50,6 +50,10 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
         )
 
 
+@study.claim(
+    "Shortcuts fitted on one text work for another; masked models lose next to nothing, "
+    "next-token models some points of agreement."
+)
 def _transfers(result: StudyResult) -> study.Verdict:
     rows = result.rows("transfer")
     if not rows:
@@ -68,13 +72,7 @@ def _transfers(result: StudyResult) -> study.Verdict:
     return study.Verdict(answer, changes, f"{why}; fits of equal size")
 
 
-CLAIMS = (
-    study.Claim(
-        "Shortcuts fitted on one text work for another; masked models lose next to nothing, "
-        "next-token models some points of agreement.",
-        _transfers,
-    ),
-)
+CLAIMS = (_transfers,)
 
 
 def _curves(result: StudyResult) -> Iterator[tuple[str, study.Row]]:

@@ -21,7 +21,7 @@ from layerleap.act.stitch import Stitched, translate
 from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.lens import DIFFERENCE, SHARE, Bounds, mean_interval
 from layerleap.models import padded, record
-from layerleap.study import above, estimate, in_words, part_of, percent, pick, points, untested
+from layerleap.study import in_words, percent
 from layerleap.zoo import is_held_out
 from layerleap_papers.stitching.pairs import LINES
 from layerleap_papers.stitching.stitching_context import KERNELS, Kernels, StitchingContext
@@ -177,7 +177,7 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
     )
     for row in result.rows("chosen"):
         verb = {"yes": "better than chance", "no": "no better than chance"}.get(
-            above(part_of(row, "lead")), "not clearly better than chance"
+            study.above(study.part_of(row, "lead")), "not clearly better than chance"
         )
         yield study.Finding(
             f"{_blocks(about['kept_blocks'])} after layer {row['layer']} of {a}, "
@@ -207,10 +207,11 @@ def _blocks(n: int) -> str:
     return {0: "Its head", 1: "Its last block"}.get(n, f"Its last {n} blocks")
 
 
+@study.claim("Translating its parameters and splicing the models are the same.")
 def _translates(result: StudyResult) -> study.Verdict:
     rows = result.rows("translation")
     if not rows:
-        return untested("its parameters could not be translated")
+        return study.untested("its parameters could not be translated")
     gap = max(row["gap"] / row["size"] for row in rows)
     return study.Verdict(
         "yes" if all(map(_is_rounding, rows)) else "no",
@@ -219,7 +220,7 @@ def _translates(result: StudyResult) -> study.Verdict:
     )
 
 
-CHOSEN = pick("chosen", kernel="embedding")
+CHOSEN = study.pick("chosen", kernel="embedding")
 NONE = "no classifier was stitched"
 CLAIMS = (
     study.Claim(
@@ -229,7 +230,7 @@ CLAIMS = (
             CHOSEN,
             "{estimate:.1%} after layer {layer}",
             "yes if the interval is above 70 %, at a layer chosen on other reviews",
-            lambda row: above(row, 0.7),
+            lambda row: study.above(row, 0.7),
             missing=NONE,
         ),
     ),
@@ -239,11 +240,11 @@ CLAIMS = (
             lambda result: [{**row, "points": 100 * row["lead_value"]} for row in CHOSEN(result)],
             "{points:+.1f} points after layer {layer}",
             "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
-            lambda row: above(part_of(row, "lead")),
+            lambda row: study.above(study.part_of(row, "lead")),
             missing=NONE,
         ),
     ),
-    study.Claim("Translating its parameters and splicing the models are the same.", _translates),
+    _translates,
 )
 
 
@@ -259,7 +260,7 @@ FIGURES = (
         "Accuracy over the layer of the seam",
         "The share of held-out reviews that the stitched classifier gets right, by the layer at "
         "which the first model ends. The classifier always goes on at the same layer.",
-        points("accuracy", line="{kernel}", kernel=KERNELS),
+        study.points("accuracy", line="{kernel}", kernel=KERNELS),
         x=study.Axis("layer of the first model", "layer"),
         y=study.Axis("accuracy", "share"),
         lines=LINES,
@@ -274,11 +275,11 @@ TABLES = (
     study.Table(
         "chosen-table",
         "Accuracy at the layer chosen on the other half of the reviews",
-        pick("chosen"),
+        study.pick("chosen"),
         (
             study.Column("kernel"),
             study.Column("layer", "after layer"),
-            estimate("value", "accuracy (%)", "{:.1f}", 100),
+            study.estimate("value", "accuracy (%)", "{:.1f}", 100),
             study.Column(
                 "lead_value",
                 "above chance (points)",
@@ -294,7 +295,7 @@ TABLES = (
     study.Table(
         "translation-table",
         "Translated parameters beside the splice (embedding kernel)",
-        pick("translation"),
+        study.pick("translation"),
         (
             study.Column("layer", "after layer"),
             study.Column("texts"),

@@ -108,6 +108,7 @@ def _run(context: SparsityContext) -> study.Tables:
 FAR = "no share of the neurons that was tried is near the one that the claim is about"
 
 
+@study.claim("An eighth of the neurons of each position is enough, with no training.")
 def _enough(result: StudyResult) -> study.Verdict:
     share = nearest(result, "ffn", "share", EIGHTH)
     if share is None:
@@ -145,7 +146,7 @@ def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> 
 
 HALF = 0.5
 CLAIMS = (
-    study.Claim("An eighth of the neurons of each position is enough, with no training.", _enough),
+    _enough,
     study.Claim(
         "The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
         "neurons chosen so are as good as half chosen by size.",

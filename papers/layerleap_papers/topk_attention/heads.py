@@ -10,17 +10,7 @@ import torch
 
 from layerleap import StudyResult, study
 from layerleap.lens import ANY, SHARE
-from layerleap.study import (
-    above,
-    below,
-    estimate,
-    in_words,
-    percent,
-    pick,
-    points,
-    share_of,
-    untested,
-)
+from layerleap.study import percent
 from layerleap_papers.topk_attention.attention import SHORT, eighth
 from layerleap_papers.topk_attention.curves import kept_share, shares
 from layerleap_papers.topk_attention.observed import MASS, PLACES, Observed, observe
@@ -100,13 +90,13 @@ def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) ->
 def _does(own: dict[str, study.Row]) -> str:
     """What a head mostly looks at, decided by intervals."""
     for place in ("first", "previous", "self", "near"):
-        if above(own[place], MOST) == "yes":
+        if study.above(own[place], MOST) == "yes":
             return place
-    if above(own["spread"], SPREAD) == "yes":
+    if study.above(own["spread"], SPREAD) == "yes":
         return "spread"
     ends = [own[place]["high"] for place in ("first", "self", "near")]
     is_far = None not in ends and sum(ends) < MOST
-    return "distant" if is_far and below(own["spread"], SPREAD) == "yes" else "mixed"
+    return "distant" if is_far and study.below(own["spread"], SPREAD) == "yes" else "mixed"
 
 
 def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[study.Row]:
@@ -121,18 +111,23 @@ def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iter
 # --- claims and findings -----------------------------------------------------------------------
 
 
+@study.claim(
+    "Attention is sparse: in nearly every head, an eighth of the keys carry nearly all of "
+    "the attention."
+)
 def _most_mass(result: StudyResult) -> study.Verdict:
     own = eighth(result, "layers_mass")
     if own is None:
-        return untested(SHORT)
+        return study.untested(SHORT)
     k = own["k"]
     heads = result.rows("heads")
     answers = [
-        above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH) for row in heads
+        study.above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH)
+        for row in heads
     ]
     mean = result.row("layers_mass", k=k, layer=None)
     return study.Verdict(
-        share_of(answers, 0.9),
+        study.share_of(answers, 0.9),
         f"{answers.count('yes')} of {len(answers)} heads have clearly more than "
         f"{percent(ENOUGH)} of their attention on their top {k} keys, {answers.count('no')} "
         f"clearly less; the mean over heads is {shares(mean)}",
@@ -140,13 +135,7 @@ def _most_mass(result: StudyResult) -> study.Verdict:
     )
 
 
-CLAIMS = (
-    study.Claim(
-        "Attention is sparse: in nearly every head, an eighth of the keys carry nearly all of "
-        "the attention.",
-        _most_mass,
-    ),
-)
+CLAIMS = (_most_mass,)
 
 
 def neediest(result: StudyResult) -> list[study.Row]:
@@ -183,7 +172,7 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
 
 
 def _needed(row: study.Row) -> str:
-    return in_words(
+    return study.in_words(
         {end: row[f"needed_{end}"] for end in ("low", "high")} | {"value": row["needed"]}, ".0f"
     )
 
@@ -219,7 +208,7 @@ SECTION = study.Section(
             "Attention on the top k keys, by layer",
             "The mean over heads of the share of attention that goes to the k keys with most of "
             "it.",
-            points("layers_mass", line="top {k}", k=_drawn_keys),
+            study.points("layers_mass", line="top {k}", k=_drawn_keys),
             y=study.Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
@@ -230,7 +219,7 @@ SECTION = study.Section(
             "Where attention goes, by layer",
             "The mean over heads; near is up to a few positions away, without the token itself "
             "and the first one.",
-            points("layers_places", line="{name}", name=DRAWN),
+            study.points("layers_places", line="{name}", name=DRAWN),
             y=study.Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
@@ -246,7 +235,7 @@ SECTION = study.Section(
             "needed",
             "Keys that carry 90 % of attention, by layer and head",
             "Means over rows. Light heads need many keys.",
-            points("heads", y="head", value="needed"),
+            study.points("heads", y="head", value="needed"),
             kind="heatmap",
             y=study.Axis("head"),
             value=study.Axis("keys"),
@@ -273,10 +262,10 @@ SECTION = study.Section(
         study.Table(
             "mass-table",
             "Share of attention on the top k keys, mean over heads",
-            pick("layers_mass", layer=study.KNOWN),
+            study.pick("layers_mass", layer=study.KNOWN),
             (study.Column("layer"),),
             across="k",
-            cells=(estimate("value", "", "{:.2f}"),),
+            cells=(study.estimate("value", "", "{:.2f}"),),
             dense=True,
         ),
     ),

@@ -17,7 +17,7 @@ from torch import Tensor
 from layerleap import StudyResult, study
 from layerleap.act.topk import Visible, topk_attend
 from layerleap.extras import learn_library
-from layerleap.study import above, at_every, below, between, estimate, in_words, pick, untested
+from layerleap.study import in_words
 from layerleap_papers.topk_attention.relu_ffn import D_MODEL, FFN_NAMES, FFNS, NEURONS
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
@@ -120,13 +120,14 @@ def _run(context: SparsityContext) -> study.Tables:
 # --- claims and findings -----------------------------------------------------------------------
 
 
+@study.claim("What top-k attention keeps for the backward pass is linear in the length.")
 def _linear(result: StudyResult) -> study.Verdict:
     row = result.row("memory_growth", name="top-k")
     if row is None:
-        return untested("nothing was measured")
+        return study.untested("nothing was measured")
     whole = result.row("memory_growth", name="eager")
     return study.Verdict(
-        between(row, 0.9, 1.1),
+        study.between(row, 0.9, 1.1),
         f"what is kept grows with length to the power {in_words(row)}; of eager attention "
         f"{in_words(whole)}",
         "yes if the interval of the exponent is within 0.9 to 1.1",
@@ -141,12 +142,12 @@ def _leaner(result: StudyResult, table: str, name: str, other: str) -> study.Ver
         if (peer := result.row(table, name=other, length=row["length"])) is not None
     ]
     if not pairs:
-        return untested("nothing was measured")
+        return study.untested("nothing was measured")
     # Counted, not sampled: both ends of the interval are the number itself.
     gaps = [{"low": theirs - ours, "high": theirs - ours} for _, ours, theirs in pairs]
     length, ours, theirs = pairs[-1]
     return study.Verdict(
-        at_every(above(gap) for gap in gaps),
+        study.at_every(study.above(gap) for gap in gaps),
         f"at {length:,} positions: {names[name]} {ours / MIB:.2f} MiB, {names[other]} "
         f"{theirs / MIB:.2f} MiB",
         "yes if it keeps less at every length; bytes are counted, so there is no interval",
@@ -154,9 +155,7 @@ def _leaner(result: StudyResult, table: str, name: str, other: str) -> study.Ver
 
 
 CLAIMS = (
-    study.Claim(
-        "What top-k attention keeps for the backward pass is linear in the length.", _linear
-    ),
+    _linear,
     study.Claim(
         "Training with top-k attention keeps less than with plain attention.",
         partial(_leaner, table="memory", name="top-k", other="eager"),
@@ -197,7 +196,7 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
     )
     grows = {row["name"]: row for row in result.rows("memory_growth")}
     sdpa = grows.get("sdpa")
-    if sdpa is not None and below(sdpa, 1.2) == "yes":
+    if sdpa is not None and study.below(sdpa, 1.2) == "yes":
         yield study.Finding(
             "PyTorch's fused kernel already needs linear memory "
             f"(exponent {in_words(sdpa)}) and computes exact attention, so memory alone is no "
@@ -249,7 +248,7 @@ SECTION = study.Section(
         study.Table(
             "memory-table",
             "Kept by attention for the backward pass, in MiB",
-            pick("memory", words={"name": NAMES}),
+            study.pick("memory", words={"name": NAMES}),
             (study.Column("length", "positions"),),
             across="name",
             cells=(study.Column("bytes", "", "{:.2f}", 1 / MIB),),
@@ -257,7 +256,7 @@ SECTION = study.Section(
         study.Table(
             "ffn-memory-table",
             "Kept by a ReLU FFN for the backward pass, in MiB",
-            pick("memory_ffn", words={"name": FFN_NAMES}),
+            study.pick("memory_ffn", words={"name": FFN_NAMES}),
             (study.Column("length", "positions"),),
             across="name",
             cells=(study.Column("bytes", "", "{:.2f}", 1 / MIB),),
@@ -265,8 +264,8 @@ SECTION = study.Section(
         study.Table(
             "growth-table",
             "Exponent of growth with length",
-            pick("memory_growth", words={"name": NAMES}),
-            (study.Column("name", ""), estimate("value", "exponent")),
+            study.pick("memory_growth", words={"name": NAMES}),
+            (study.Column("name", ""), study.estimate("value", "exponent")),
         ),
     ),
 )

@@ -10,6 +10,7 @@ from .claims import (
     at_every as at_every,
     below as below,
     between as between,
+    claim as claim,
     confirmed as confirmed,
     difference as difference,
     filled as filled,

@@ -39,6 +39,17 @@ class Claim:
     # Whether it is about this kind of model; others do not list it.
     when: Callable[["StudyResult"], bool] = lambda _: True
 
+    def __call__(self, result: "StudyResult") -> Verdict:
+        """Whether it holds in a result."""
+        return self.test(result)
+
+
+def claim(
+    text: str, when: Callable[["StudyResult"], bool] = lambda _: True
+) -> Callable[[Callable[["StudyResult"], Verdict]], Claim]:
+    """A decorator that makes a claim of the function that tests it."""
+    return lambda test: Claim(text, test, when)
+
 
 @dataclass(frozen=True)
 class Each:

@@ -316,7 +316,7 @@ class Study(Generic[S]):
                 if entry is None:
                     verdict = untested(f"section {section.key!r} was not run")
                 else:
-                    verdict = claim.test(result) if is_done else untested(entry["reason"])
+                    verdict = claim(result) if is_done else untested(entry["reason"])
                 result.claims.append(
                     {"section": section.key, "claim": claim.text} | asdict(verdict)
                 )
