@@ -39,8 +39,9 @@ def option(default: Any, help: str, **more: Any) -> Any:
         default: its value when nothing is given.
         help: one line for `--help`.
         more: `flags`, its names on the command line (`--its-name` when left out); `parse`, a
-            function from the typed text to the value; and `repeats`, True if the option may be
-            given several times: `parse` then gets the texts joined by commas.
+            function from the typed text to the value; `repeats`, True if the option may be given
+            several times: `parse` then gets the texts joined by commas; `least`, the lowest value;
+            `within`, what it must lie strictly between; and `quick`, the most in a quick run.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -49,9 +50,26 @@ def option(default: Any, help: str, **more: Any) -> Any:
 class Settings:
     """Base of the settings of a study: plain values, checked in `__post_init__`."""
 
+    def __post_init__(self) -> None:
+        for name, least in self._told("least"):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise BadSettings(f"{name} is {value}; expected {least} or more")
+        for name, (low, high) in self._told("within"):
+            if not low < (value := getattr(self, name)) < high:
+                raise BadSettings(f"{name} is {value}; expected a share between {low} and {high}")
+
     def scaled_down(self) -> Self:
-        """Smaller sizes for a first look."""
-        return self
+        """Smaller sizes for a first look: of each option, at most its `quick`."""
+        given = {name: getattr(self, name) for name, _ in self._told("quick")}
+        sizes = {
+            name: most if given[name] is None else min(given[name], most)
+            for name, most in self._told("quick")
+        }
+        return replace(self, **sizes)
+
+    def _told(self, key: str) -> list[tuple[str, Any]]:
+        """Fields whose option has this entry, and what it says."""
+        return [(each.name, each.metadata[key]) for each in fields(self) if key in each.metadata]
 
     def resolved(self, model: Transformer) -> Self:
         """The same settings with everything decided that depends on the model."""
