@@ -6,6 +6,7 @@ training made right, the share that context made right (Rec2FTP), with how few t
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch import Tensor
 
@@ -20,13 +21,10 @@ from layerleap.act.learning import (
 from layerleap.lens import nested_means, nested_ratios
 from layerleap.study import percent
 from layerleap_papers.icl_and_gradient_descent.claims import (
-    IDLE,
+    Judged,
     interval,
-    judged,
-    learns,
-    not_learned,
 )
-from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
 from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
@@ -155,101 +153,71 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
                 )
 
 
-def _ways(result: StudyResult, measure: str) -> dict[str, study.Row | None]:
-    """By task that works and way of the paper; None if training diverged."""
-    return {
-        f"{task}, {NAMES[way]}": result.row(
-            "changes", task=task, way=way, measure=measure, control=""
-        )
-        for task in working(result)
-        for way in ("gd", "lcgd-id")
-    }
+def _change(result: StudyResult, task: str, way: str, measure: str) -> study.Row | None:
+    return result.row("changes", task=task, way=way, measure=measure, control="")
 
 
-@study.claim("Rec2FTP says little, because training makes few queries right.")
-def _few(result: StudyResult) -> study.Verdict:
-    if not working(result):
-        return not_learned(result)
-    answers: list[study.Answer] = []
-    seen: list[str] = []
-    rows = _ways(result, "recall")
-    if not any(rows.values()):
-        return study.untested("it was not measured in this run")
-    for name, row in rows.items():
-        if row is None or not learns(result, row):
-            answers.append("cannot tell")
-            seen.append(f"{name} not measured" if row is None else f"{name} {IDLE}")
-            continue
-        answers.append(study.below(study.part_of(row, "size"), FEW))
-        seen.append(f"{name} {row['counted']} of {row['rows']} queries")
-    return study.Verdict(
-        study.all_of(answers),
-        "; ".join(seen),
-        "queries that training made right: yes if the interval of their share is below a tenth of "
-        "all queries for both ways, on all tasks that are learned in context",
-    )
+def _size(result: StudyResult, task: str, way: str) -> study.Row | None:
+    """How many queries training made right, of all."""
+    row = _change(result, task, way, "recall")
+    return None if row is None else {**row, **study.part_of(row, "size")}
 
 
-@study.claim("Rec2FTP is far above the share of predictions that change alike.")
-def _exposed(result: StudyResult) -> study.Verdict:
-    """Rec2FTP above change-Jaccard: intervals that do not meet."""
-    if not working(result):
-        return not_learned(result)
-    answers: list[study.Answer] = []
-    seen: list[str] = []
-    recalls, jaccards = (_ways(result, measure) for measure in ("recall", "jaccard"))
-    if not any(recalls.values()):
-        return study.untested("it was not measured in this run")
-    for name, recall in recalls.items():
-        jaccard = jaccards[name]
-        if recall is None or jaccard is None:
-            answers.append("cannot tell")
-            seen.append(f"{name} not measured")
-            continue
-        if not learns(result, recall):
-            answers.append("cannot tell")
-            seen.append(f"{name} {IDLE}")
-            continue
-        if None in (recall["low"], recall["high"], jaccard["low"], jaccard["high"]):
-            answers.append("cannot tell")
-            seen.append(
-                f"{name} rests on {recall['counted']} queries and {jaccard['counted']} changed "
-                "predictions"
-            )
-            continue
-        answers.append(study.above(study.difference(recall, jaccard)))
-        seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
-    return study.Verdict(
-        study.all_of(answers),
-        "; ".join(seen),
-        "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
-        "tasks that are learned in context",
-    )
+def _both(result: StudyResult, task: str, way: str) -> study.Row | None:
+    """Both measures, and how far one is above the other: intervals that do not meet."""
+    recall, jaccard = (_change(result, task, way, measure) for measure in ("recall", "jaccard"))
+    if recall is None or jaccard is None:
+        return None
+    gap = study.difference(recall, jaccard)
+    return {"value": 0.0, "recall": recall, "jaccard": jaccard, "gap": gap}
 
 
-@study.claim(
-    "Layer-causal training changes more predictions as context does than plain gradient "
-    "descent (change-Jaccard)."
+def _in_words(both: study.Row) -> str:
+    recall, jaccard = both["recall"], both["jaccard"]
+    if both["gap"]["low"] is None:
+        return f"rests on {recall['counted']} queries and {jaccard['counted']} changed predictions"
+    return f"{recall['value']:.2f} against {jaccard['value']:.2f}"
+
+
+def _gap(result: StudyResult, task: str) -> study.Row | None:
+    a, b = (_change(result, task, way, "jaccard") for way in ("lcgd-id", "gd"))
+    return None if a is None or b is None else study.difference(a, b)
+
+
+CLAIMS = (
+    study.Claim(
+        "Rec2FTP says little, because training makes few queries right.",
+        Judged(
+            _size,
+            "queries that training made right: yes if the interval of their share is below a tenth "
+            "of all queries for both ways, on all tasks that are learned in context",
+            lambda row: f"{row['counted']} of {row['rows']} queries",
+            by_way=True,
+            answer=partial(study.below, threshold=FEW),
+        ),
+    ),
+    study.Claim(
+        "Rec2FTP is far above the share of predictions that change alike.",
+        Judged(
+            _both,
+            "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
+            "tasks that are learned in context",
+            _in_words,
+            by_way=True,
+            answer=lambda row: study.above(row["gap"]),
+        ),
+    ),
+    study.Claim(
+        "Layer-causal training changes more predictions as context does than plain gradient "
+        "descent (change-Jaccard).",
+        Judged(
+            _gap,
+            "yes if the two intervals do not meet on all tasks that are learned in context",
+            "+.2f",
+            ("lcgd-id", "gd"),
+        ),
+    ),
 )
-def _closer(result: StudyResult) -> study.Verdict:
-    rows: list[tuple[str, study.Row | None]] = []
-    for task in working(result):
-        a, b = (
-            result.row("changes", task=task, way=way, measure="jaccard", control="")
-            for way in ("lcgd-id", "gd")
-        )
-        rows.append((task, None if a is None or b is None else study.difference(a, b)))
-    return judged(
-        result,
-        rows,
-        lambda _, row: study.above(row),
-        "yes if the two intervals do not meet on all tasks that are learned in context",
-        "+.2f",
-        ("lcgd-id", "gd"),
-    )
-
-
-CLAIMS = (_few, _exposed, _closer)
 
 
 FIGURES = (

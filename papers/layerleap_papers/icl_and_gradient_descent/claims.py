@@ -4,7 +4,9 @@ In: a study with similarities of all tasks. Out: claims. Only tasks that the mod
 count; without one, a claim is not tested.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,6 +18,7 @@ from layerleap_papers.icl_and_gradient_descent.rates import NAMES
 
 MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
 LESS = 0.2  # share of the trained model's value: lower by less than this counts as the same
+WAYS = ("gd", "lcgd-id")  # the paper's
 IDLE = "does not clearly learn"
 HIGH = 0.8  # a plain SimAM above this is high
 
@@ -38,31 +41,46 @@ def interval(row: study.Row | None, form: str = ".3f") -> str:
     return in_words(row, form, unknown="not measured")
 
 
-def judged(
-    result: StudyResult,
-    rows: list[tuple[str, study.Row | None]],
-    answer: Callable[[str, study.Row], study.Answer],
-    why: str,
-    form: str,
-    ways: tuple[str, ...] = (),
-) -> study.Verdict:
-    """One verdict for all tasks that work; `answer` maps a row to an answer.
+@dataclass(frozen=True)
+class Judged:
+    """A test on every task that works, or with `by_way` on both of the paper's ways on each.
 
-    A task without a value, such as one where training diverged, cannot be told; nor can one on
-    which a way that the claim needs (`ways`) does not learn.
+    What has no value, such as a task where training diverged, cannot be told; nor can that for
+    which a way that the claim needs does not learn.
     """
-    if not working(result):
-        return not_learned(result)
-    if not any(is_known(row) for _, row in rows):
-        return untested("it was not measured in this run")
-    answers: list[study.Answer] = []
-    seen: list[str] = []
-    for task, row in rows:
-        reason = idle_words(result, task, *ways)
-        is_told = row is not None and is_known(row) and not reason
-        answers.append(answer(task, row) if is_told and row is not None else "cannot tell")
-        seen.append(f"{task} {reason or interval(row, form)}")
-    return study.Verdict(all_of(answers), "; ".join(seen), why)
+
+    find: Callable[..., study.Row | None]  # of a result and a task, and with `by_way` a way
+    why: str
+    said: str | Callable[[study.Row], str] = "+.3f"  # how a row is written: the form of its value
+    ways: tuple[str, ...] = ()  # that have to learn
+    by_way: bool = False
+    answer: Callable[[study.Row], study.Answer] = above
+    together: Callable[[Iterable[study.Answer]], study.Answer] = all_of
+
+    def __call__(self, result: StudyResult) -> study.Verdict:
+        """One verdict for all of them."""
+        if not working(result):
+            return not_learned(result)
+        ways = WAYS if self.by_way else ("",)
+        cases = [(task, way) for task in working(result) for way in ways]
+        rows = [self.find(result, *filter(None, case)) for case in cases]
+        if not any(map(is_known, rows)):
+            return untested("it was not measured in this run")
+        answers: list[study.Answer] = []
+        seen: list[str] = []
+        for (task, way), row in zip(cases, rows, strict=True):
+            name = f"{task}, {NAMES[way]}" if way else task
+            idle = idle_words(result, task, *self.ways)
+            if way and not learns(result, {"task": task, "way": way}):
+                idle = IDLE
+            if row is None or not is_known(row) or idle:
+                answers.append("cannot tell")
+                seen.append(f"{name} {idle or 'not measured'}")
+            else:
+                answers.append(self.answer(row))
+                words = interval(row, self.said) if isinstance(self.said, str) else self.said(row)
+                seen.append(f"{name} {words}")
+        return study.Verdict(self.together(answers), "; ".join(seen), self.why)
 
 
 def learns(result: StudyResult, row: study.Row) -> bool:
@@ -92,41 +110,26 @@ def not_learned(result: StudyResult) -> study.Verdict:
 
 
 def _lead_claim(text: str, measure: str, of: str, over: str) -> study.Claim:
-    def test(result: StudyResult) -> study.Verdict:
-        rows = [(task, lead(result, task, measure, of, over)) for task in working(result)]
-        return judged(
-            result,
-            rows,
-            lambda _, row: above(row),
+    return study.Claim(
+        text,
+        Judged(
+            lambda result, task: lead(result, task, measure, of, over),
             "yes if the interval of the difference, query by query, is above 0 on all tasks that "
             "are learned in context",
-            "+.3f",
-            (of.strip("/"), over.strip("/")),
-        )
-
-    return study.Claim(text, test)
-
-
-@study.claim("A model with untrained blocks reaches the SimAOU of the trained one.")
-def _untrained(result: StudyResult) -> study.Verdict:
-    rows = [(task, result.row("untrained_leads", task=task)) for task in working(result)]
-
-    def answer(task: str, row: study.Row) -> study.Answer:
-        if above(lead(result, task, "aou", "gd/", "noise/")) != "yes":
-            return "cannot tell"  # there is no similarity that could be reached
-        return above(_reached(result, task))
-
-    return judged(
-        result,
-        rows,
-        answer,
-        f"untrained minus trained is shown; yes if the interval of untrained minus {1 - LESS:g} "
-        "times trained, seed by seed, is above 0 on all tasks that are learned in context; cannot "
-        "tell where the trained value is not above noise. Untrained blocks are drawn anew for "
-        "every seed",
-        "+.3f",
-        ("gd",),
+            ways=(of.strip("/"), over.strip("/")),
+        ),
     )
+
+
+def _untrained_lead(result: StudyResult, task: str) -> study.Row | None:
+    row = result.row("untrained_leads", task=task)
+    noise = lead(result, task, "aou", "gd/", "noise/")
+    return None if row is None else {**row, "noise": noise, "reached": _reached(result, task)}
+
+
+def _is_reached(row: study.Row) -> study.Answer:
+    """Cannot tell if there is no similarity that could be reached."""
+    return above(row["reached"]) if above(row["noise"]) == "yes" else "cannot tell"
 
 
 def _reached(result: StudyResult, task: str) -> study.Row:
@@ -142,78 +145,44 @@ def _reached(result: StudyResult, task: str) -> study.Row:
     return nested_means([torch.tensor([[gap]]) for gap in gaps])[0].to_dict()
 
 
-@study.claim("Plain SimAM is high before any training.")
-def _high_before(result: StudyResult) -> study.Verdict:
-    rows = [(task, mean(result, task, "am", "zero-shot")) for task in working(result)]
-    return judged(
-        result,
-        rows,
-        lambda _, row: above(row, HIGH),
-        f"SimAM of context and zero-shot, with no training at all: yes if its interval is above "
-        f"{HIGH}",
-        ".3f",
-    )
-
-
 def _layers(measure: str) -> study.Claim:
-    def test(result: StudyResult) -> study.Verdict:
-        if not working(result):
-            return not_learned(result)
-        answers: list[study.Answer] = []
-        seen: list[str] = []
-        for task in working(result):
-            rows = [
-                row
-                for row in result.rows("layer_leads", task=task, measure=measure)
-                if row["value"] is not None
-            ]
-            own: list[study.Answer] = [above(row) for row in rows]
-            if reason := idle_words(result, task, "lcgd-id", "gd"):
-                answers.append("cannot tell")
-                seen.append(f"{task} {reason}")
-                continue
-            answers.append(more_than_half(own))
-            seen.append(f"{task} {own.count('yes')} of {len(rows)} layers, {own.count('no')} not")
-        if not result.rows("layer_leads", measure=measure):
-            return untested("it was not measured in this run")
-        return study.Verdict(
-            all_of(answers),
-            "; ".join(seen),
-            "yes for a task if the interval of the difference is above 0 in more than half of the "
-            "layers",
-        )
+    def find(result: StudyResult, task: str) -> study.Row | None:
+        leads = result.rows("layer_leads", measure=measure)
+        known = [row for row in leads if row["task"] == task and row["value"] is not None]
+        return {"value": len(known), "answers": list(map(above, known))} if leads else None
+
+    def said(row: study.Row) -> str:
+        own = row["answers"]
+        return f"{own.count('yes')} of {len(own)} layers, {own.count('no')} not"
 
     return study.Claim(
-        f"Layer-causal training is closer in most layers ({MEASURES[measure]}).", test
+        f"Layer-causal training is closer in most layers ({MEASURES[measure]}).",
+        Judged(
+            find,
+            "yes for a task if the interval of the difference is above 0 in more than half of the "
+            "layers",
+            said,
+            ("lcgd-id", "gd"),
+            answer=lambda row: more_than_half(row["answers"]),
+        ),
     )
 
 
 def _above_control(control: str, text: str) -> study.Claim:
-    def test(result: StudyResult) -> study.Verdict:
-        if not working(result):
-            return not_learned(result)
-        answers: list[study.Answer] = []
-        seen: list[str] = []
-        is_measured = False
-        for task in working(result):
-            for way in ("gd", "lcgd-id"):
-                over = control if control == "noise/" else f"{way}/{control}"
-                row = lead(result, task, "aou", f"{way}/", over)
-                is_idle = not learns(result, {"task": task, "way": way})
-                is_measured = is_measured or is_known(row)
-                answers.append("cannot tell" if is_idle else above(row))
-                said = IDLE if is_idle else interval(row, "+.3f")
-                seen.append(f"{task}, {NAMES[way]} {said}")
-        if not is_measured:
-            return untested("it was not measured in this run")
-        return study.Verdict(
-            at_every(answers),
-            "; ".join(seen),
+    def find(result: StudyResult, task: str, way: str) -> study.Row | None:
+        over = control if control == "noise/" else f"{way}/{control}"
+        return lead(result, task, "aou", f"{way}/", over)
+
+    return study.Claim(
+        text,
+        Judged(
+            find,
             "yes if the interval of the difference is above 0 for both ways on all tasks, partly "
             "if for more than half of them",
-        )
-
-    return study.Claim(text, test)
+            by_way=True,
+            together=at_every,
+        ),
+    )
 
 
 CLAIMS = (
@@ -233,8 +202,28 @@ CLAIMS = (
     ),
     _layers("aou"),
     _layers("amd"),
-    _untrained,
-    _high_before,
+    study.Claim(
+        "A model with untrained blocks reaches the SimAOU of the trained one.",
+        Judged(
+            _untrained_lead,
+            f"untrained minus trained is shown; yes if the interval of untrained minus "
+            f"{1 - LESS:g} times trained, seed by seed, is above 0 on all tasks that are learned "
+            "in context; cannot tell where the trained value is not above noise. Untrained blocks "
+            "are drawn anew for every seed",
+            ways=("gd",),
+            answer=_is_reached,
+        ),
+    ),
+    study.Claim(
+        "Plain SimAM is high before any training.",
+        Judged(
+            lambda result, task: mean(result, task, "am", "zero-shot"),
+            "SimAM of context and zero-shot, with no training at all: yes if its interval is above "
+            f"{HIGH}",
+            ".3f",
+            answer=partial(above, threshold=HIGH),
+        ),
+    ),
     _lead_claim(
         "Through linear shortcuts, layer-causal training is closer than through the logit "
         "lens (SimAOU; not in the paper).",

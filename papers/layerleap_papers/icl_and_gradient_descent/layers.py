@@ -13,10 +13,10 @@ from torch import Tensor
 from layerleap import StudyResult, study
 from layerleap.act.learning import saturation_layer, shuffled
 from layerleap.lens import nested_means
-from layerleap.study import above, estimate, part_of, pick, points
-from layerleap_papers.icl_and_gradient_descent.claims import interval, judged
+from layerleap.study import estimate, part_of, pick, points
+from layerleap_papers.icl_and_gradient_descent.claims import Judged, interval
 from layerleap_papers.icl_and_gradient_descent.conditions import READ_QUERIES
-from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
 from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
@@ -119,27 +119,20 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
 
 
 def _claim(way: str) -> study.Claim:
-    def test(result: StudyResult) -> study.Verdict:
-        rows = []
-        for task in working(result):
-            where = {"task": task, "lens": "id", "case": way, "layer": None, "control": ""}
-            row = result.row("readings", **where)
-            lead = None if row is None else part_of(row, "lead")
-            rows.append((task, lead))
-        return judged(
-            result,
-            rows,
-            lambda _, row: above(row),
-            "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
-            "are learned in context",
-            "+.3f",
-            (way,),
-        )
+    def find(result: StudyResult, task: str) -> study.Row | None:
+        where = {"task": task, "lens": "id", "case": way, "layer": None, "control": ""}
+        row = result.row("readings", **where)
+        return None if row is None else part_of(row, "lead")
 
     return study.Claim(
         f"After training by {NAMES[way]}, layers predict more as they do in context than before "
         "(not in the paper).",
-        test,
+        Judged(
+            find,
+            "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
+            "are learned in context",
+            ways=(way,),
+        ),
     )
 
 
