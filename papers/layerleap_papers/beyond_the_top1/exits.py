@@ -394,10 +394,5 @@ SECTION = study.Section(
     "are counted. The oracle knows the answer.",
     help="exiting by task, beside other rules",
     findings=_findings,
-    shows=(
-        _claim,
-        *FIGURES,
-        *TABLES,
-    ),
-    texts="texts",
+    shows=(_claim, *FIGURES, *TABLES, study.Texts("texts")),
 )

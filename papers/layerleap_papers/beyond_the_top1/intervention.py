@@ -324,10 +324,5 @@ SECTION = study.Section(
     "Success means that the recipient ends with its own top token and saturates at the patch.",
     help="states patched into other texts",
     findings=_findings,
-    shows=(
-        _step,
-        _saturated,
-        *FIGURES,
-        *TABLES,
-    ),
+    shows=(_step, _saturated, *FIGURES, *TABLES),
 )

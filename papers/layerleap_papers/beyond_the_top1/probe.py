@@ -214,8 +214,5 @@ SECTION = study.Section(
     short="Tasks",
     help="tasks read off states",
     findings=_findings,
-    shows=(
-        *FIGURES,
-        _claim,
-    ),
+    shows=(*FIGURES, _claim),
 )

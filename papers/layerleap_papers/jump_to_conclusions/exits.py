@@ -347,8 +347,8 @@ SECTION = study.Section(
         replayed.saved_table("saved-table"),
         SAME_ROWS,
         replayed.calibrated_table(),
+        study.Texts("texts"),
     ),
-    texts="texts",
     needs=("readings",),
     after=("tuned",),
 )

@@ -26,6 +26,7 @@ from .engine import (
     Section as Section,
     Settings as Settings,
     Study as Study,
+    Texts as Texts,
     Tile as Tile,
     option as option,
 )

@@ -145,6 +145,13 @@ class Context(Generic[S]):
 
 
 @dataclass(frozen=True)
+class Texts:
+    """Generated texts of a section, shown token by token."""
+
+    table: str
+
+
+@dataclass(frozen=True)
 class Section:
     """One part of a study. `run` makes its tables; everything else is derived from them."""
 
@@ -155,8 +162,7 @@ class Section:
     short: str = ""  # its name in the page's navigation; the key with a capital when empty
     help: str = ""  # a few words for `--sections` in the command's help
     findings: Callable[[StudyResult], Iterable[Finding]] = lambda _: ()
-    shows: tuple[Claim | Figure | Table, ...] = ()
-    texts: str = ""  # table of generated texts, shown token by token
+    shows: tuple[Claim | Figure | Table | Texts, ...] = ()
     required: bool = False  # runs always, and if it fails, so does the study
     needs: tuple[str, ...] = ()  # sections that must have run before
     after: tuple[str, ...] = ()  # sections whose results it also uses if they have run
@@ -183,6 +189,11 @@ class Section:
     def tables(self) -> tuple[Table, ...]:
         """Below the figures."""
         return tuple(each for each in self.shows if isinstance(each, Table))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Tables of generated texts, at the end."""
+        return tuple(each.table for each in self.shows if isinstance(each, Texts))
 
 
 @dataclass(frozen=True)

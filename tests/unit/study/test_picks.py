@@ -5,7 +5,7 @@ import pytest
 from layerleap.show.figures.draw import figure_rows
 from layerleap.show.report.cells import cells_of
 from layerleap.study.claims import Claim, Each, above, below, share_of
-from layerleap.study.engine import Section
+from layerleap.study.engine import Section, Texts
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.picks import KNOWN, pick, points
 from layerleap.study.result import StudyResult
@@ -135,6 +135,7 @@ def test_each_asks_the_same_of_every_row(result):
 def test_a_section_sorts_what_it_shows_by_kind():
     claim, figure = Claim("c", Each(pick("t"), "", "")), Figure("f", "t", "h", points("t"))
     table = Table("t", "", pick("t"), (Column("layer"),))
-    section = Section("key", "Title", lambda _: {}, shows=(table, claim, figure))
+    section = Section("key", "Title", lambda _: {}, shows=(Texts("said"), table, claim, figure))
     assert (section.claims, section.figures, section.tables) == ((claim,), (figure,), (table,))
+    assert section.texts == ("said",)
     assert (section.name, Section("key", "T", lambda _: {}, short="Other").name) == ("Key", "Other")

@@ -122,7 +122,8 @@ def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
         "tables": [(table, grid) for table, grid in tables if grid[1]],
         "texts": [
             {"title": f"{row['rule']}, read through {row['map']}", "html": generation_html(row)}
-            for row in result.rows(section.texts)
+            for table in section.texts
+            for row in result.rows(table)
         ],
     }
 
