@@ -213,7 +213,7 @@ def compared(task: study.Row, others: list[study.Row]) -> str:
     return f"more than any other rule tried, but not clearly ({best['rule']} {best['value']:.1f})"
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     n_layers = result.model["n_layers"]
     for lens in ("id", "mat"):
         saved = saved_by_rule(result, lens)
@@ -224,10 +224,9 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
             f"{row['rule']} {row['value']:.2f}{interval(row, '{:.2f}')}, {flops_words(row)}"
             for row in ranked
         )
-        yield study.Finding(
+        yield (
             f"At {TARGET:.0%} agreement through {lens}, rules save on average, of {n_layers} "
-            f"layers: {listed}.",
-            under="exits",
+            f"layers: {listed}."
         )
         task = saved["task"]
         rest = compared(task, [row for row in ranked if row is not task])
@@ -238,16 +237,15 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
         )
     (about,) = result.rows("exits_about")
     if about["accuracy"] is not None:
-        yield study.Finding(
+        yield (
             f"The full model is right in {about['accuracy']:.1%} of {about['accuracy_rows']:,} "
-            "positions with a known answer.",
-            under="exits",
+            "positions with a known answer."
         )
     yield from _promises(result.rows("calibrated"))
     yield from _speeds([row for row in result.rows("live") if row["rule"] != "never"])
 
 
-def _promises(rows: list[study.Row]) -> Iterator[study.Finding]:
+def _promises(rows: list[study.Row]) -> Iterator[study.Said]:
     if not rows:
         return
     broken = [f"{row['rule']} through {row['map']}" for row in rows if not row["holds"]]
@@ -261,7 +259,7 @@ def _promises(rows: list[study.Row]) -> Iterator[study.Finding]:
     yield study.Finding(f"{text}.", under="calibrated")
 
 
-def _speeds(rows: list[study.Row]) -> Iterator[study.Finding]:
+def _speeds(rows: list[study.Row]) -> Iterator[study.Said]:
     if not rows:
         return
     best = max(rows, key=lambda row: row["speed"])

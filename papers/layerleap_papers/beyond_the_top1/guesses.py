@@ -188,9 +188,9 @@ def _run(context: SaturationContext) -> study.Tables:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for row in result.rows("guesses"):
-        yield study.Finding(f"Through {row['lens']}: {words(row)}")
+        yield (f"Through {row['lens']}: {words(row)}")
 
 
 SECTION = study.Section(

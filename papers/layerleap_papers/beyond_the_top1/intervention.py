@@ -204,16 +204,16 @@ def words(contrast: study.Row | None, pairs: int) -> str:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     (about,) = result.rows("intervention_runs")
     text = words(result.row("contrasts", offset=0), about["pairs"])
-    yield study.Finding(f"{text[:1].upper()}{text[1:]}.", under="intervention")
-    yield study.Finding(BY_DEFINITION, under="intervention")
+    yield (f"{text[:1].upper()}{text[1:]}.")
+    yield (BY_DEFINITION)
     outcome = "changes nothing" if about["identical"] else "CHANGED THE RUN: do not trust this"
-    yield study.Finding(f"Patching in a row's own state {outcome}.", under="intervention")
+    yield (f"Patching in a row's own state {outcome}.")
     for control in result.rows("twin_intervention_runs"):
         text = words(result.row("twin_contrasts", offset=0), control["pairs"])
-        yield study.Finding(f"In the untrained twin, {text}.", under="intervention")
+        yield (f"In the untrained twin, {text}.")
 
 
 @study.claim(

@@ -285,7 +285,7 @@ def headline(selections: Sequence[study.Row]) -> str:
     return text + (f" ({few} more had too few positions)" if few else "")
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("order"):
         lens = about["lens"]
         top = result.rows("ranks", lens=lens)[0]
@@ -296,9 +296,7 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
         if top["mean_layer"] is not None:
             text += f", on average at layer {top['mean_layer']:.1f} of {result.model['n_layers']}"
         yield study.Finding(f"{text}.", under="histogram")
-        yield study.Finding(
-            f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}", under="places"
-        )
+        yield (f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}")
         selections = result.rows("tau", lens=lens)
         for tau in selections:
             yield study.Finding(f"Through {lens}: {tau_words(tau)}", under="tau")

@@ -107,7 +107,7 @@ def _claim(result: StudyResult) -> study.Verdict:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("probes"):
         lens = about["lens"]
         row = result.rows("probe", lens=lens)[0]
@@ -116,19 +116,17 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
             if about["control_at_chance"]
             else ("NOT AT CHANCE, so do not trust this probe")
         )
-        yield study.Finding(
+        yield (
             f"Labels through {lens}, {about['tasks']} tasks: balanced accuracy "
             f"{row['value']:.3f}{interval(row, '{:.3f}')}; chance {row['chance']:.3f}, permuted "
             f"labels {row['null']:.3f} (p = {row['p']:.3g}, {row['permutations']} permutations), "
             f"random walks {row['control']:.3f}, {control}. From {about['cells']:,} (position, "
-            f"layer) of {about['documents']:,} documents.",
-            under="probe",
+            f"layer) of {about['documents']:,} documents."
         )
         if about["ambiguous"] > 0:
-            yield study.Finding(
+            yield (
                 f"{about['ambiguous']:.0%} of labels through {lens} had a choice of tasks, because "
-                "ranks saturated out of order; the first was taken.",
-                under="probe",
+                "ranks saturated out of order; the first was taken."
             )
         words = {"yes": "can be read", "no": "cannot be read"}
         verdict = words.get(_readable(row, about), "cannot clearly be read")

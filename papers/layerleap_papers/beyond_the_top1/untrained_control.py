@@ -26,18 +26,18 @@ def _run(context: SaturationContext) -> study.Tables:
     return {f"twin_{name}": rows for name, rows in tables.items()}
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     first = result.rows("twin_ranks")[0]
-    yield study.Finding(
+    yield (
         f"In the same model with random weights, {1 - first['never']:.0%} of top tokens saturate "
         "before the last block."
     )
-    yield study.Finding(f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
+    yield (f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
     selections = result.rows("twin_tau")
     for tau in selections:
-        yield study.Finding(f"In the untrained twin: {order.tau_words(tau)}")
+        yield (f"In the untrained twin: {order.tau_words(tau)}")
     if selections:
-        yield study.Finding(f"In the untrained twin, {order.headline(selections)}.", headline=True)
+        yield study.Headline(f"In the untrained twin, {order.headline(selections)}.")
 
 
 @study.claim("In untrained models, only the first three ranks saturate in order.")

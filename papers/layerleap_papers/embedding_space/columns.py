@@ -157,7 +157,7 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     k = result.settings["k"]
     for name in PAIRS:
         rows = {m: mean_of(result, "columns_depth", pair=name, measure=m) for m in (OWN, *CONTROLS)}
@@ -166,20 +166,17 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
         controls = " and ".join(
             f"{interval(row, '{:.4f}')} with {control}" for control, row in rows.items() if row
         )
-        yield study.Finding(
+        yield study.Headline(
             f"The top {k} tokens of {name} at the same index have a Jaccard index of "
-            f"{interval(own, '{:.4f}')} on average over layers, {controls}.",
-            under="columns",
-            headline=True,
+            f"{interval(own, '{:.4f}')} on average over layers, {controls}."
         )
         for reading, words in (("signed", "by highest tokens"), ("folded", "with norms folded in")):
             lead = mean_of(
                 result, "columns_depth", pair=name, measure=lead_over(LAYER), reading=reading
             )
             if lead is not None:
-                yield study.Finding(
-                    f"{name}, {words}: the mean lead over {LAYER} is {interval(lead, '{:.4f}')}.",
-                    under="columns",
+                yield (
+                    f"{name}, {words}: the mean lead over {LAYER} is {interval(lead, '{:.4f}')}."
                 )
 
 

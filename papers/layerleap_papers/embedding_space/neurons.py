@@ -172,7 +172,7 @@ CLAIMS = (
 # --- findings, figures and tables --------------------------------------------------------------
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     k, keys = result.settings["k"], keys_of(result)
     for key in keys:
         own, shuffled = (
@@ -181,13 +181,11 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
         given = answers(result, "neurons", pair=key, measure=LEAD)
         assert own is not None
         assert shuffled is not None
-        yield study.Finding(
+        yield study.Headline(
             f"The top {k} tokens of {NAMES[key]} and values of the same neuron have a Jaccard "
             f"index of {interval(own, '{:.4f}')} on average over layers, shuffled pairs "
             f"{interval(shuffled, '{:.4f}')}. The lead is clearly above 0 at "
-            f"{given.count('yes')} of {len(given)} layers.",
-            under="neurons",
-            headline=True,
+            f"{given.count('yes')} of {len(given)} layers."
         )
     for reading, words in (
         ("signed", "With the highest tokens instead of those of largest magnitude"),
@@ -199,9 +197,7 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
         }
         known = [f"{interval(row, '{:.4f}')} ({NAMES[key]})" for key, row in leads.items() if row]
         if known:
-            yield study.Finding(
-                f"{words}, the mean lead is {' and '.join(known)}.", under="neurons"
-            )
+            yield (f"{words}, the mean lead is {' and '.join(known)}.")
     if (better := mean_of(result, "neurons_depth", pair="both", measure=BETTER)) is not None:
         words = "Neither kind of key clearly pairs better with values"
         if above(better) == "yes":

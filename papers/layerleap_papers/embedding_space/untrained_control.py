@@ -73,9 +73,9 @@ def _name(row: study.Row) -> str:
     return neurons.NAMES.get(pair, pair)
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for control, trained in _compared(result):
-        yield study.Finding(
+        yield (
             f"{_name(control)[0].upper()}{_name(control)[1:]} in the untrained twin: the mean lead "
             f"over the control is {interval(control, '{:+.5f}')}, in the model itself "
             f"{interval(trained, '{:+.5f}')}."

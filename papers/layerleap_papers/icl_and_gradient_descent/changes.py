@@ -115,7 +115,7 @@ def _estimate(ratios: list[Ratio], most: int) -> study.Row:
     return {**value, **ends, "counted": total}
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Per task: what training makes right, and what both change alike."""
     for task in names(result):
         rows = {row["case"]: row for row in result.rows("trained_accuracy", task=task)}
@@ -123,10 +123,9 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
         if not known:
             continue
         after = ", ".join(f"{percent(rows[w]['value'])} after {NAMES[w]}" for w in known)
-        yield study.Finding(
+        yield (
             f"{panel(result, task)}: {percent(rows['zero-shot']['value'])} right zero-shot, "
-            f"{percent(rows['in-context']['value'])} in context, {after}.",
-            under="changes",
+            f"{percent(rows['in-context']['value'])} in context, {after}."
         )
         for way in known[:2]:
             jaccard, recall = (
@@ -144,12 +143,11 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
                     )
                     is not None
                 )
-                yield study.Finding(
+                yield (
                     f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '.2f')}"
                     f" of {recall['counted']} queries that training made right, change-Jaccard "
                     f"{interval(jaccard, '.2f')} of {jaccard['counted']} changed predictions "
-                    f"({controls}).",
-                    under="changes",
+                    f"({controls})."
                 )
 
 

@@ -70,7 +70,7 @@ def working(result: StudyResult) -> list[str]:
     return [row["task"] for row in result.rows("tasks") if row["works"]]
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Per task: the accuracy without and with demonstrations, and what follows."""
     shots = result.settings["demonstrations"]
     for row in result.rows("tasks"):
@@ -88,11 +88,9 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
             if row["works"]
             else "Demonstrations do not clearly help, so the rest is meaningless for this task."
         )
-        yield study.Finding(
+        yield study.Headline(
             f"{task}: {percent(first['value'])} right zero-shot, {in_words(most, '%')} "
-            f"with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}",
-            under="accuracy",
-            headline=True,
+            f"with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}"
         )
 
 

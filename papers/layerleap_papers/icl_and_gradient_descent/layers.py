@@ -98,7 +98,7 @@ def _saturation(own: list[Tensor], shown: list[Tensor]) -> study.Row:
     return nested_means(gaps, bounds=(0, math.inf))[0].to_dict()
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Per task, through the logit lens."""
     for task in names(result):
         rows = {
@@ -111,10 +111,9 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
                 f"{interval(rows[case], '.2f')} {NAMES.get(case, 'without training')}"
                 for case in known
             )
-            yield study.Finding(
+            yield (
                 f"{panel(result, task)}: share of layers whose prediction is that in context, "
-                f"through the logit lens: {words}.",
-                under="readings",
+                f"through the logit lens: {words}."
             )
 
 

@@ -181,7 +181,7 @@ def _estimates(by_seed: list[Values], place: study.Row) -> study.Row:
     return row
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """The rates that were chosen, and whether the search ended at an edge."""
     for task in names(result):
         rows = [row for row in result.rows("rates", task=task) if row["chosen"]]
@@ -198,9 +198,7 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
             f"{', '.join(edge)}."
         )
         loss = LOSSES[result.settings["tokens"]]
-        yield study.Finding(
-            f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}", under="rates"
-        )
+        yield (f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}")
 
 
 def _marks(result: StudyResult) -> Iterator[study.Mark]:

@@ -36,7 +36,7 @@ def tables(context: IclContext) -> study.Tables:
     return {"shots": rows}
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Whether similarity grows with demonstrations."""
     for task in names(result):
         rows = [r for r in result.rows("shots", task=task, measure="aou") if r["value"] is not None]
@@ -47,10 +47,9 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
                 words.append(f"{own[0]['value']:.3f} to {own[-1]['value']:.3f} ({NAMES[way]})")
         if words:
             first, last = rows[0]["shots"], max(row["shots"] for row in rows)
-            yield study.Finding(
+            yield (
                 f"{panel(result, task)}: from {first} to {last} demonstrations, SimAOU goes from "
-                f"{', '.join(words)}.",
-                under="shots-aou",
+                f"{', '.join(words)}."
             )
 
 

@@ -71,7 +71,7 @@ def _compared(scores: ScheduleScores) -> study.Tables:
     return {"schedule_leads": leads, "schedule_means": means}
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """How many schedules are ahead of a single jump."""
     rows = result.rows("schedules", metric="precision@1")
     value = {(row["kind"], row["schedule"]): row["value"] for row in rows}
@@ -80,12 +80,11 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
         leads = result.rows("schedule_leads", kind=kind)
         if leads:
             best = max(leads, key=lambda row: row["value"])
-            yield study.Finding(
+            yield (
                 f"{sum(row['value'] > 0 for row in leads)} of {len(leads)} {name} keep more "
                 f"agreement than a single jump after as many blocks. The best, {best['schedule']}, "
                 f"keeps {percent(value[kind, best['schedule']])} with {best['blocks']} blocks; the "
-                f"single jump keeps {percent(single[best['blocks']])}.",
-                under="alternation",
+                f"single jump keeps {percent(single[best['blocks']])}."
             )
 
 

@@ -70,7 +70,7 @@ def _best(rows: list[study.Row], key: str = "saved") -> study.Row:
 # --- findings ----------------------------------------------------------------------------------
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """What early exit saves, what it costs, and whether calibrated rules keep their promise."""
     yield _cost_in_words(result)
     yield from _saved_by_gap(result)
@@ -96,29 +96,27 @@ def _interval(row: study.Row, digits: int, before: str = "") -> str:
     return f"{before}{row['low']:.{digits}f} to {row['high']:.{digits}f}"
 
 
-def _saved_by_gap(result: StudyResult) -> Iterator[study.Finding]:
+def _saved_by_gap(result: StudyResult) -> Iterator[study.Said]:
     rows = result.rows("exits_saved", rule="gap", target=TARGET)
     listed = ", ".join(
         f"{row['map']} {row['saved']:.1f} ({percent(row['share'], 1)}"
         f"{_interval(row, 1, '; 95 % interval ')})"
         for row in rows
     )
-    yield study.Finding(
+    yield (
         f"At {percent(TARGET)} agreement, the paper's rule saves, of {result.model['n_layers']} "
         f"layers: {listed} (n = {rows[0]['rows']:,} rows of {rows[0]['documents']:,} "
-        "documents).",
-        under="exit",
+        "documents)."
     )
     for row in result.rows("exits", rule="oracle"):
-        yield study.Finding(
+        yield (
             f"An oracle that exits at the first layer whose top token through {row['map']} is the "
             f"final one runs {row['layers']:.1f} layers on average. No rule that always agrees can "
-            "run fewer.",
-            under="exit",
+            "run fewer."
         )
 
 
-def _on_same_rows(result: StudyResult) -> Iterator[study.Finding]:
+def _on_same_rows(result: StudyResult) -> Iterator[study.Said]:
     base, rows = result.row("same_rows", map="mat", rule="gap"), result.rows("same_rows")
     if base is None:
         return
@@ -155,7 +153,7 @@ def _flops(result: StudyResult) -> study.Finding:
     )
 
 
-def _calibrated(result: StudyResult) -> Iterator[study.Finding]:
+def _calibrated(result: StudyResult) -> Iterator[study.Said]:
     rows = result.rows("calibrated")
     if not rows:
         return

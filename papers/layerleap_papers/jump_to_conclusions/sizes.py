@@ -67,14 +67,14 @@ def _by_model(result: StudyResult) -> dict[str, list[study.Row]]:
     return by
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Agreement of each model half-way."""
     parts = []
     for model, rows in _by_model(result).items():
         middle = min(rows, key=lambda row: abs(row["layer"] / row["n_layers"] - 0.5))
         parts.append(f"{model} {percent(middle['value'])}")
     text = f"Agreement through shortcuts at half of the depth: {', '.join(parts)}."
-    yield study.Finding(text, under="sizes")
+    yield (text)
 
 
 def _at(rows: Sequence[study.Row], depth: float) -> study.Row:

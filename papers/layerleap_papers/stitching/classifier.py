@@ -165,15 +165,14 @@ def _translations(
     return rows
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Whether it works, and what the translation says."""
     about = result.tables["classifier"][0]
     a = result.tables["models"][0]["a"]
-    yield study.Finding(
+    yield (
         f"{about['name']} itself is right on {percent(about['value'], 1)} of "
         f"{about['rows']:,} held-out reviews; always naming the commonest verdict is right on "
-        f"{percent(about['chance'], 1)}.",
-        under="accuracy",
+        f"{percent(about['chance'], 1)}."
     )
     for row in result.rows("chosen"):
         verb = {"yes": "better than chance", "no": "no better than chance"}.get(
@@ -189,12 +188,11 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
     if rows := result.rows("translation"):
         worst = max(rows, key=lambda row: row["gap"])
         agree = "agree" if _is_rounding(worst) else "do NOT agree"
-        yield study.Finding(
+        yield (
             f"Translated parameters and the splice {agree}: their logits differ by up to "
             f"{worst['gap']:.1e} (the largest logit is {worst['size']:.1f}), and the verdict is "
             f"the same on {percent(min(row['same'] for row in rows))} of the texts that were run "
-            "both ways.",
-            under="accuracy",
+            "both ways."
         )
 
 

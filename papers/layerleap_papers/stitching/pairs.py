@@ -179,15 +179,14 @@ def _names(result: StudyResult) -> tuple[str, str]:
     return models["a"], models["b"]
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """What the second model loses by it, and with which kernel."""
     a, b = _names(result)
     alone = {row["model"]: row["value"] for row in result.tables["alone"]}
     frequency = alone["token frequency"]
-    yield study.Finding(
+    yield (
         f"{b} alone has a loss of {result.tables['alone'][0]['value']:.2f} nats a token on this "
-        f"text; guessing by token frequency has {frequency:.2f}.",
-        under="costs",
+        f"text; guessing by token frequency has {frequency:.2f}."
     )
     for kernel in KERNELS:
         rows = result.rows("costs", kernel=kernel)
@@ -212,22 +211,20 @@ def _is_inside(result: StudyResult, row: study.Row) -> bool:
     return bool(0 < row["layer_a"] < models["layers_a"] and row["layer_b"] < models["layers_b"])
 
 
-def _comparisons(result: StudyResult) -> Iterator[study.Finding]:
+def _comparisons(result: StudyResult) -> Iterator[study.Said]:
     """What else the intervals say about the embedding kernel."""
     fitted = [below(row) for row in result.rows("leads", against="least-squares")]
-    yield study.Finding(
+    yield (
         f"The fitted kernel costs clearly less than the embedding kernel in {fitted.count('yes')} "
-        f"of {len(fitted)} pairs of layers.",
-        under="costs",
+        f"of {len(fitted)} pairs of layers."
     )
     own, _, frequency = (row["value"] for row in result.tables["alone"])
     rows = [row for row in result.rows("costs", kernel="embedding") if row["layer_a"] > 0]
     better = [below(row, frequency - own) for row in rows]
-    yield study.Finding(
+    yield (
         "A model stitched with the embedding kernel predicts clearly better than token frequency "
         f"in {better.count('yes')} of {len(better)} pairs after at least one block, clearly worse "
-        f"in {better.count('no')}.",
-        under="costs",
+        f"in {better.count('no')}."
     )
 
 

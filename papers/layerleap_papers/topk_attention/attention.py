@@ -101,7 +101,7 @@ def _same_output(result: StudyResult) -> study.Verdict:
 CLAIMS = (_untrained, _same_output)
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     rows = result.rows("attention", measure="kl")
     if not rows:
         return
@@ -109,25 +109,20 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
     enough = [row for row in rows if below(row, wanted) == "yes"]
     if enough:
         first = min(enough, key=lambda row: row["k"])
-        yield study.Finding(
+        yield study.Headline(
             f"Attention with {first['k']} keys is within {wanted:g} nats of the whole model: KL "
-            f"{nats(first)}. {percent(first['affected'])} of the rows see more keys than that.",
-            under="attention",
-            headline=True,
+            f"{nats(first)}. {percent(first['affected'])} of the rows see more keys than that."
         )
     else:
-        yield study.Finding(
+        yield study.Headline(
             f"No k that was tried ({', '.join(str(row['k']) for row in rows)}) is clearly within "
-            f"{wanted:g} nats of the whole model.",
-            under="attention",
-            headline=True,
+            f"{wanted:g} nats of the whole model."
         )
     fewest = min(rows, key=lambda row: row["k"])
     agreement = result.row("attention", k=fewest["k"], measure="agreement")
-    yield study.Finding(
+    yield (
         f"With k = {fewest['k']}, KL is {nats(fewest)} and the top output is the same in "
-        f"{shares(agreement)} of rows.",
-        under="attention",
+        f"{shares(agreement)} of rows."
     )
 
 

@@ -155,27 +155,23 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     kind = result.row("ffn_kind")
     assert kind is not None
-    yield study.Finding(f"The FFNs of this model are {kind['kind']}.", under="ffn")
+    yield (f"The FFNs of this model are {kind['kind']}.")
     wanted = result.settings["kl"]
     by_size = result.rows("ffn", rule="size", measure="kl")
     enough = [row for row in by_size if below(row, wanted) == "yes"]
     if enough:
         first = min(enough, key=lambda row: row["share"])
-        yield study.Finding(
+        yield study.Headline(
             f"With {percent(first['share'], 1)} of their neurons, chosen by size at each position, "
-            f"FFNs are within {wanted:g} nats of the whole model: KL {nats(first)}.",
-            under="ffn",
-            headline=True,
+            f"FFNs are within {wanted:g} nats of the whole model: KL {nats(first)}."
         )
     else:
-        yield study.Finding(
+        yield study.Headline(
             f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} "
-            "nats of the whole model.",
-            under="ffn",
-            headline=True,
+            "nats of the whole model."
         )
     half = nearest(result, "ffn", "share", HALF)
     for rule in ("signed", "pre-activation"):

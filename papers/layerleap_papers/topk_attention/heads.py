@@ -143,17 +143,15 @@ def neediest(result: StudyResult) -> list[study.Row]:
     return sorted(result.rows("heads"), key=lambda row: -row["needed"])
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     heads = neediest(result)
     if not heads:
         return
     needed = torch.tensor([row["needed"] for row in heads])
-    yield study.Finding(
+    yield study.Headline(
         f"The median head puts {percent(MASS)} of its attention on {needed.median():.0f} keys; a "
         f"tenth of the heads need {needed.quantile(0.9):.0f} or more, the neediest "
-        f"({_name(heads[0])}) needs {_needed(heads[0])}.",
-        under="mass",
-        headline=True,
+        f"({_name(heads[0])}) needs {_needed(heads[0])}."
     )
     kinds = {name: [row for row in heads if row["does"] == name] for name in NAMES}
     listed = ", ".join(f"{NAMES[name]} {len(own)}" for name, own in kinds.items() if own)

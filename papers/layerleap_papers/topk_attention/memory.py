@@ -175,36 +175,31 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     rows = {row["name"]: row for row in result.rows("memory")}  # the longest comes last
     if not rows:
         return
     length = rows["eager"]["length"]
     listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.2f} MiB" for name, row in rows.items())
-    yield study.Finding(
+    yield study.Headline(
         f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
-        f"positions, beside inputs and output: {listed}.",
-        under="memory",
-        headline=True,
+        f"positions, beside inputs and output: {listed}."
     )
     ffns = {row["name"]: row for row in result.rows("memory_ffn")}
     listed = ", ".join(f"{FFN_NAMES[n]} {row['bytes'] / MIB:.2f} MiB" for n, row in ffns.items())
-    yield study.Finding(
+    yield (
         f"A ReLU FFN of {NEURONS:,} neurons keeps at {length:,} positions, beside inputs and "
-        f"output: {listed}.",
-        under="memory",
+        f"output: {listed}."
     )
     grows = {row["name"]: row for row in result.rows("memory_growth")}
     sdpa = grows.get("sdpa")
     if sdpa is not None and study.below(sdpa, 1.2) == "yes":
-        yield study.Finding(
+        yield study.Headline(
             "PyTorch's fused kernel already needs linear memory "
             f"(exponent {in_words(sdpa)}) and computes exact attention, so memory alone is no "
             "reason for top-k attention where that kernel can be used. Top-k still helps where it "
             "cannot (weights have to be looked at, capped or biased), as a measure of how sparse "
-            "attention is, and where few values are read from a long cache.",
-            under="memory",
-            headline=True,
+            "attention is, and where few values are read from a long cache."
         )
 
 

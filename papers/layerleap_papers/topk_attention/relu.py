@@ -113,12 +113,9 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for row in result.rows("relu_active"):
-        yield study.Finding(
-            f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.",
-            under="relu",
-        )
+        yield (f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.")
     for kind, name in MODELS.items():
         share = _open_share(result, kind)
         by_rule, by_size = (
@@ -126,15 +123,13 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
             for rule in ("pre-activation", "size")
         )
         if share is not None and by_rule is not None and by_size is not None:
-            yield study.Finding(
+            yield study.Headline(
                 f"{name}, with {percent(share, 1)} of the neurons, fewer than are active: KL "
-                f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size.",
-                under="relu",
-                headline=True,
+                f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size."
             )
     verdict = _sparser(result)
     if verdict.agrees != "not tested":
-        yield study.Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
+        yield study.Headline(f"ReLU against gates: {verdict.seen}.")
 
 
 SECTION = study.Section(

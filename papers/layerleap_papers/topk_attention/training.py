@@ -274,7 +274,7 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("training_tasks"):
         task, measure = about["task"], "loss" if about["task"] == TUNING else "accuracy"
         get = partial(result.row, "training_ends", task=task, measure=measure)
@@ -288,18 +288,15 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
                 f"classifier of how often each symbol occurs: {percent(about['counts'])})"
             )
         )
-        yield study.Finding(
+        yield study.Headline(
             f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
             f"{words(get(attention=TOP))} with k = {about['k']}, {percent(about['kept'])} of the "
             f"keys of a row on average{chance}; "
-            f"paired difference {in_words(gap, '+.3f')}.",
-            under="curves",
-            headline=True,
+            f"paired difference {in_words(gap, '+.3f')}."
         )
-        yield study.Finding(
+        yield (
             f"{task}: trained with exact attention and then read with k = {about['k']}, held-out "
-            f"{measure} is {words(get(attention=SWAPPED))}.",
-            under="curves",
+            f"{measure} is {words(get(attention=SWAPPED))}."
         )
 
 

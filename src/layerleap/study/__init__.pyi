@@ -53,7 +53,13 @@ from .fits import (
     named as named,
 )
 from .picks import KNOWN as KNOWN, Pick as Pick, pick as pick, points as points
-from .result import Finding as Finding, Row as Row, Tables as Tables
+from .result import (
+    Finding as Finding,
+    Headline as Headline,
+    Row as Row,
+    Said as Said,
+    Tables as Tables,
+)
 from .tables import (
     GOOD_OR_BAD as GOOD_OR_BAD,
     P_VALUE as P_VALUE,

@@ -28,7 +28,7 @@ from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
 from layerleap.study.claims import Claim, untested
 from layerleap.study.figures import Figure
-from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.result import Finding, Headline, Row, Said, StudyResult, Tables
 from layerleap.study.tables import Table
 
 
@@ -161,7 +161,7 @@ class Section:
     lead: str = ""  # a paragraph that says what is asked, and how
     short: str = ""  # its name in the page's navigation; the key with a capital when empty
     help: str = ""  # a few words for `--sections` in the command's help
-    findings: Callable[[StudyResult], Iterable[Finding]] = lambda _: ()
+    findings: Callable[[StudyResult], Iterable[Said]] = lambda _: ()
     shows: tuple[Claim | Figure | Table | Texts, ...] = ()
     required: bool = False  # runs always, and if it fails, so does the study
     needs: tuple[str, ...] = ()  # sections that must have run before
@@ -174,6 +174,13 @@ class Section:
     def name(self) -> str:
         """Its name in the page's navigation."""
         return self.short or f"{self.key[:1].upper()}{self.key[1:]}"
+
+    def finding(self, said: Said) -> Finding:
+        """What was said, under its figure."""
+        if isinstance(said, Finding):
+            return said
+        under = self.figures[0].key if self.figures else ""
+        return Finding(str(said), under, isinstance(said, Headline))
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -336,8 +343,8 @@ class Study(Generic[S]):
             is_done = entry is not None and entry["status"] == "done"
             if is_done:
                 result.findings.extend(
-                    {"section": section.key, **asdict(finding)}
-                    for finding in section.findings(result)
+                    {"section": section.key, **asdict(section.finding(said))}
+                    for said in section.findings(result)
                 )
             for claim in section.claims:
                 if not claim.when(result):

@@ -30,6 +30,13 @@ class Finding:
     headline: bool = False  # among the few sentences at the top of the page
 
 
+class Headline(str):
+    """A finding as plain text that is also among the few sentences at the top of the page."""
+
+
+Said = Finding | str  # plain text stands under the first figure of its section, if it has one
+
+
 @dataclass(frozen=True, eq=False)
 class StudyResult:
     """A finished study. Made by a study or by `load`; tables hold plain JSON values only."""

@@ -8,7 +8,7 @@ from layerleap.study.claims import Claim, Each, above, below, share_of
 from layerleap.study.engine import Section, Texts
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.picks import KNOWN, pick, points
-from layerleap.study.result import StudyResult
+from layerleap.study.result import Finding, Headline, StudyResult
 from layerleap.study.tables import Column, Table, estimate, in_words, part_of
 
 ROWS = [
@@ -139,3 +139,14 @@ def test_a_section_sorts_what_it_shows_by_kind():
     assert (section.claims, section.figures, section.tables) == ((claim,), (figure,), (table,))
     assert section.texts == ("said",)
     assert (section.name, Section("key", "T", lambda _: {}, short="Other").name) == ("Key", "Other")
+
+
+def test_plain_findings_stand_under_the_first_figure():
+    figures = (Figure("first", "t", "h", points("t")), Figure("second", "t", "h", points("t")))
+    section = Section("key", "Title", lambda _: {}, shows=figures)
+    assert section.finding("a") == Finding("a", "first")
+    assert section.finding(Headline("a")) == Finding("a", "first", headline=True)
+    assert section.finding(Finding("a", "second")) == Finding("a", "second")
+    assert section.finding(Finding("a")) == Finding("a")
+    bare = Section("key", "Title", lambda _: {})
+    assert bare.finding("a") == Finding("a")

@@ -12,7 +12,7 @@ from layerleap.study.claims import Claim, Each, Verdict
 from layerleap.study.engine import Section, Study, option
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.picks import pick, points
-from layerleap.study.result import Finding, StudyResult
+from layerleap.study.result import Headline, StudyResult
 from layerleap.study.tables import Column, Table, estimate
 from layerleap.study.texts import TextContext, TextSettings
 from tiny_models import sentences, tiny
@@ -60,7 +60,7 @@ STUDY = Study(
             "How long are states?",
             norms,
             required=True,
-            findings=lambda r: [Finding(f"Norms of {len(r.rows('norms'))} layers.", headline=True)],
+            findings=lambda r: [Headline(f"Norms of {len(r.rows('norms'))} layers.")],
             shows=(
                 Claim("States have length.", Each(pick("norms"), "{yes} of {n} layers", "")),
                 Figure("norms", "Norms", "Longer is longer.", points("norms"), y=Axis("norm")),

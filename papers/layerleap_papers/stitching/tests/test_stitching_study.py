@@ -161,7 +161,7 @@ def test_a_translation_that_says_something_else_is_not_called_the_same(result):
     wrong = replace(result, tables={**result.tables, "translation": rows})
     assert claim.test(wrong).agrees == "no"
     section = next(s for s in STUDY.sections if s.key == "classifier")
-    assert any("do NOT agree" in found.text for found in section.findings(wrong))
+    assert any("do NOT agree" in str(found) for found in section.findings(wrong))
 
 
 def test_findings_and_the_page_name_both_models(result, tmp_path):
