@@ -163,7 +163,7 @@ def words(row: study.Row) -> str:
 
 @study.claim("Where the top token is wrong, a runner-up that saturated early is right more often.")
 def _claim(result: StudyResult) -> study.Verdict:
-    rows = [row for row in result.rows("guesses", lens="id") if row["p"] is not None]
+    rows = result.rows("guesses", lens="id", p=study.KNOWN)
     if not rows:
         return untested("too few rows to test; the findings say how many are needed")
     answers = [confirmed(above(row), row["p"] <= study.LEVEL) for row in rows]

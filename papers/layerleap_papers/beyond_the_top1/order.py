@@ -310,7 +310,7 @@ TOO_FEW = "too few positions have a rank that saturates; see the notes"
 
 @study.claim("The five best tokens saturate in the order of their ranks, beyond chance.")
 def _ordered(result: StudyResult) -> study.Verdict:
-    selections = [tau for tau in result.rows("tau", lens="id") if tau["value"] is not None]
+    selections = result.rows("tau", lens="id", value=study.KNOWN)
     if not selections:
         return untested(TOO_FEW)
     return study.Verdict(

@@ -59,11 +59,6 @@ def ways_of(result: StudyResult) -> list[str]:
     return [way for way in WAYS if result.row("active", way=way)]
 
 
-def by_layer(result: StudyResult, **where: str) -> list[study.Row]:
-    """The rows of single layers."""
-    return [row for row in result.rows("active", **where) if row["layer"] is not None]
-
-
 # --- claims and findings -----------------------------------------------------------------------
 
 
@@ -72,7 +67,10 @@ def _claim(result: StudyResult, *ways: str) -> study.Verdict:
     if not found:
         return untested("these vectors, or their activity, are not verified in any layer")
     given = {
-        way: [above(row) for row in by_layer(result, way=way, state="raw", measure=LEAD)]
+        way: [
+            above(row)
+            for row in result.rows("active", way=way, state="raw", measure=LEAD, layer=study.KNOWN)
+        ]
         for way in found
     }
     seen = "; ".join(
@@ -93,7 +91,7 @@ def _claim(result: StudyResult, *ways: str) -> study.Verdict:
     "than by chance."
 )
 def _last(result: StudyResult) -> study.Verdict:
-    rows = by_layer(result, way=BY_SIZE, state="last", measure=LEAD)
+    rows = result.rows("active", way=BY_SIZE, state="last", measure=LEAD, layer=study.KNOWN)
     if not rows:
         return untested("FFN values, or their activity, are not verified in any layer")
     late = rows[-max(1, round(len(rows) / 3)) :]
@@ -132,14 +130,10 @@ def _findings(result: StudyResult) -> Iterator[study.Finding]:
     k, n = result.settings["state_k"], result.settings["active"]
     for way in ways_of(result):
         own, other, last = (
-            next(
-                row
-                for row in result.rows("active", way=way, state=state, measure=measure)
-                if row["layer"] is None
-            )
+            result.rows("active", way=way, state=state, measure=measure, layer=None)[0]
             for state, measure in (("raw", OWN), ("raw", OTHERS), ("last", LEAD))
         )
-        leads = by_layer(result, way=way, state="raw", measure=LEAD)
+        leads = result.rows("active", way=way, state="raw", measure=LEAD, layer=study.KNOWN)
         best = max(leads, key=lambda row: row["value"])
         yield study.Finding(
             f"Of a state's top {k} tokens, {_percent(own)} are among those of the {n} most active "

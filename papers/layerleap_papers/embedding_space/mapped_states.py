@@ -69,12 +69,8 @@ def _inner_products(context: EmbeddingContext) -> study.Tables:
     }
 
 
-def _rows(result: StudyResult, **where: str) -> list[study.Row]:
-    return [row for row in result.rows("carried", **where) if row["layer"] is not None]
-
-
 def _mean(result: StudyResult, **where: str) -> study.Row | None:
-    return next((row for row in result.rows("carried", **where) if row["layer"] is None), None)
+    return result.row("carried", layer=None, **where)
 
 
 # --- claims, findings, figures and tables ------------------------------------------------------
@@ -85,7 +81,7 @@ def _mean(result: StudyResult, **where: str) -> study.Row | None:
     "states as they are, beyond chance, in every layer."
 )
 def _better(result: StudyResult) -> study.Verdict:
-    gains = _rows(result, way=BY_SIZE, measure=GAIN)
+    gains = result.rows("carried", way=BY_SIZE, measure=GAIN, layer=study.KNOWN)
     mean = _mean(result, way=BY_SIZE, measure=GAIN)
     if mean is None:
         return untested("FFN values, or their activity, are not verified in any layer")

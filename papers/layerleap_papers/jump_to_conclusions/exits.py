@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from layerleap import StudyResult, study
 from layerleap.act.exits import Cost, measure_cost
 from layerleap.study import above, difference, estimate, exit_rows, exits as replayed, percent, pick
-from layerleap_papers.jump_to_conclusions.curves import MAPS, point
+from layerleap_papers.jump_to_conclusions.curves import MAPS
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 TARGET = 0.95  # the paper's agreement, also that of the rules that generate texts
@@ -133,8 +133,7 @@ def _on_same_rows(result: StudyResult) -> Iterator[study.Said]:
 
 def _flops(result: StudyResult) -> study.Finding:
     (cost,) = result.rows("exits_cost")
-    every = result.rows("exits_saved", target=TARGET)
-    rows = [row for row in every if row["knob"] is not None]
+    rows = result.rows("exits_saved", target=TARGET, knob=study.KNOWN)
     if not rows:
         text = f"At {percent(TARGET)} agreement no rule exits, so none saves FLOPs."
         return study.Finding(text, under="exit_flops")
@@ -235,13 +234,16 @@ CLAIMS = (
 ALL, CLOSE = "All thresholds", study.CLOSE_UP_PANEL.capitalize()
 
 
-def _gap_rows(result: StudyResult) -> Iterator[study.Row]:
+def _gap_points(panel: str) -> study.Pick:
     """The paper's rule, one colour per lens, beside fixed exits and oracles."""
-    for panel in (ALL, CLOSE):
-        for row in result.rows("exits"):
-            if row["rule"] in ("gap", "fixed", "oracle"):
-                line = f"{row['map']}, {row['rule']}"
-                yield point(row, x=row["layers"], y=row["agreement"], line=line, panel=panel)
+    return study.points(
+        "exits",
+        x="layers",
+        y="agreement",
+        line="{map}, {rule}",
+        panel=panel,
+        rule={"gap", "fixed", "oracle"},
+    )
 
 
 def _gap_lines() -> dict[str, study.Line]:
@@ -272,7 +274,7 @@ FIGURES = (
         "one threshold; higher and further left is better. Dashed: every token exits at the same "
         "layer. Star: an oracle that exits at the first layer whose top token is the model's own; "
         "no rule can know this.",
-        _gap_rows,
+        _gap_points(ALL) + _gap_points(CLOSE),
         x=LAYERS,
         y=AGREEMENT,
         lines=_gap_lines(),

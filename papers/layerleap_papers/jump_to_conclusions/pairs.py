@@ -63,7 +63,7 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
 
 @study.claim("Between all pairs of layers, a shortcut explains more than the state itself (R2).")
 def _explains_more(result: StudyResult) -> study.Verdict:
-    answers = [above(row) for row in result.rows("r2_lead") if row["value"] is not None]
+    answers = [above(row) for row in result.rows("r2_lead", value=study.KNOWN)]
     if not answers:
         return untested(NO_R2)
     failing = sum(value <= 0 for value in _by_pair(result)["id"].values())
@@ -94,7 +94,7 @@ CLAIMS = (
 
 def _cells(result: StudyResult) -> Iterator[study.Row]:
     for name in ("mat", "id"):
-        rows = [row for row in result.rows("r2", map=name) if row["r2"] is not None]
+        rows = result.rows("r2", map=name, r2=study.KNOWN)
         below_zero = sum(row["r2"] < 0 for row in rows)
         note = f"{below_zero:,} of {len(rows):,} pairs\nbelow 0, shown as 0" if below_zero else ""
         for row in rows:

@@ -253,7 +253,7 @@ CLAIMS = (
 
 def _cells(result: StudyResult) -> Iterator[study.Row]:
     for kernel in KERNELS:
-        rows = [row for row in result.rows("costs", kernel=kernel) if row["relative"] is not None]
+        rows = result.rows("costs", kernel=kernel, relative=study.KNOWN)
         high = sum(row["relative"] > WORST for row in rows)
         note = f"{high} of {len(rows)} above,\nshown as {WORST:g}" if high else ""
         for row in rows:

@@ -9,8 +9,9 @@ result; tables, figures and claims take it where they take a function.
 A text with fields in braces, such as a line or panel, is filled in from each row.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,14 +40,9 @@ class Pick:
     def __call__(self, result: "StudyResult") -> list[Row]:
         """The rows of a result; none if it does not have the table."""
         where = {key: _of(value, result) for key, value in self.where.items()}
-        found = [row for name in self.tables for row in result.rows(name) if _fits(row, where)]
-        for key, value in reversed(where.items()):
-            if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
-                order = {each: place for place, each in enumerate(value)}
-                places = [order[row.get(key)] for row in found]
-                found = [found[n] for n in sorted(range(len(found)), key=places.__getitem__)]
         words = {key: _of(value, result) for key, value in self.words.items()}
-        return [self._named(row, words) for row in found]
+        every = [row for name in self.tables for row in result.rows(name)]
+        return [self._named(row, words) for row in chosen(every, where)]
 
     def __add__(self, other: "Pick") -> Callable[["StudyResult"], list[Row]]:
         """Its rows, and those of another one after them."""
@@ -64,18 +60,24 @@ def _of(value: Any, result: "StudyResult") -> Any:
     return value(result) if callable(value) else value
 
 
-def _fits(row: Row, where: Mapping[str, Any]) -> bool:
-    for key, value in where.items():
-        own = row.get(key)
-        if value is KNOWN:
-            if own is None:
-                return False
-        elif isinstance(value, Collection) and not isinstance(value, str):
-            if own not in value:
-                return False
-        elif own != value:
-            return False
-    return True
+def chosen(rows: Iterable[Row], where: Mapping[str, Any]) -> list[Row]:
+    """The rows whose columns have these values, in their order, or in that of several values."""
+    found = [row for row in rows if all(_is(row.get(key), value) for key, value in where.items())]
+    for key, value in reversed(list(where.items())):
+        if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
+            found.sort(key=partial(_place, list(value), key))
+    return found
+
+
+def _place(order: list[Any], key: str, row: Row) -> int:
+    return order.index(row.get(key))
+
+
+def _is(own: Any, value: Any) -> bool:
+    if value is KNOWN:
+        return own is not None
+    is_several = isinstance(value, Collection) and not isinstance(value, str)
+    return bool(own in value if is_several else own == value)
 
 
 def pick(*tables: str, words: Mapping[str, Any] | None = None, **where: Any) -> Pick:
