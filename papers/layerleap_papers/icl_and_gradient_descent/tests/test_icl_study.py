@@ -22,7 +22,7 @@ from layerleap_papers.icl_and_gradient_descent import (
     IclSettings,
     changes,
     conditions,
-    context as context_module,
+    icl_context as context_module,
     layers,
     similarity,
     training_accuracy,
