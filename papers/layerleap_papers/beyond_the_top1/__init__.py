@@ -49,17 +49,16 @@ def _about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box(
-        "id", "id, the logit lens", "The state of a layer is read as it is. Nothing is fitted."
-    )
-    if result.row("order", lens="mat"):
-        yield Box(
-            "mat",
-            "mat, the linear shortcut",
-            "One matrix per layer, fitted by least squares on other documents, predicts the last "
-            "state; the model's own head reads the prediction.",
-        )
+BOXES = (
+    Box("id", "id, the logit lens", "The state of a layer is read as it is. Nothing is fitted."),
+    Box(
+        "mat",
+        "mat, the linear shortcut",
+        "One matrix per layer, fitted by least squares on other documents, predicts the last "
+        "state; the model's own head reads the prediction.",
+        lambda result: bool(result.row("order", lens="mat")),
+    ),
+)
 
 
 STUDY = Study(
@@ -84,5 +83,5 @@ STUDY = Study(
     paper="Lioubashevski, Schlank, Stanovsky and Goldstein, \u201cLooking Beyond the Top-1\u201d "
     "(ICML 2025).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

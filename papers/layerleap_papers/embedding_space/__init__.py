@@ -40,24 +40,25 @@ def _about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box(
+BOXES = (
+    Box(
         "transposed",
         "The transposed matrix",
         "The score of a token is the inner product of the vector with the token's row of E.",
-    )
-    yield Box(
+    ),
+    Box(
         "inverse",
         "The pseudo-inverse",
         "Scores that give back every inner product exactly if all tokens are kept.",
-    )
-    if result.rows("carried"):
-        yield Box(
-            "mat",
-            "mat, the linear shortcut",
-            "One matrix per layer, fitted by least squares on other documents, predicts the last "
-            "state from an earlier one.",
-        )
+    ),
+    Box(
+        "mat",
+        "mat, the linear shortcut",
+        "One matrix per layer, fitted by least squares on other documents, predicts the last "
+        "state from an earlier one.",
+        lambda result: bool(result.rows("carried")),
+    ),
+)
 
 
 STUDY = Study(
@@ -82,5 +83,5 @@ STUDY = Study(
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

@@ -59,20 +59,21 @@ def _about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box(
+BOXES = (
+    Box(
         "id",
         "Layer-causal gradient descent",
         "Every block has its own loss: its output is read as if it were the last layer's. Nothing "
         "flows back from later blocks, as nothing does in context.",
-    )
-    if len(result.settings["lenses"]) > 1:
-        yield Box(
-            "mat",
-            "Through shortcuts",
-            "The same, but a block's output is first mapped to the last layer by a linear map that "
-            "was fitted on other text, which reads it far better.",
-        )
+    ),
+    Box(
+        "mat",
+        "Through shortcuts",
+        "The same, but a block's output is first mapped to the last layer by a linear map that "
+        "was fitted on other text, which reads it far better.",
+        lambda result: len(result.settings["lenses"]) > 1,
+    ),
+)
 
 
 STUDY = Study(
@@ -98,5 +99,5 @@ STUDY = Study(
     paper="Deutch, Magar, Bar Natan and Dar, \u201cIn-context Learning and Gradient Descent "
     "Revisited\u201d (NAACL 2024).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

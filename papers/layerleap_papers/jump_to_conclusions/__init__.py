@@ -87,7 +87,7 @@ STUDY: study.Study[ShortcutSettings] = study.Study(
     paper="linear shortcuts after Yom Din, Karidi, Choshen and Geva, \u201cJump to "
     "Conclusions\u201d (LREC-COLING 2024).",
     about=page.about,
-    boxes=page.boxes,
+    boxes=page.BOXES,
     tiles=page.tiles,
     picture=page.PICTURE,
 )

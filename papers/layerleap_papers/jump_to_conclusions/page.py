@@ -26,27 +26,27 @@ def about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def boxes(result: StudyResult) -> Iterator[study.Box]:
-    """The lenses."""
-    yield study.Box(
+BOXES = (
+    study.Box(
         "mat",
         "mat, the linear shortcut",
         "One matrix per layer, fitted by least squares, predicts the last state from an early one. "
         "The model's own output head then reads the prediction.",
-    )
-    yield study.Box(
+    ),
+    study.Box(
         "id",
         "id, the logit lens",
         "The output head reads the early state as it is, as if it were the last one. Nothing is "
         "fitted. It is the baseline that a shortcut has to beat.",
-    )
-    if result.rows("tuned"):
-        yield study.Box(
-            "tuned",
-            "tuned, the tuned lens",
-            "The same kind of map, trained step by step until its output is close to the model's. "
-            "The closed form needs no training.",
-        )
+    ),
+    study.Box(
+        "tuned",
+        "tuned, the tuned lens",
+        "The same kind of map, trained step by step until its output is close to the model's. "
+        "The closed form needs no training.",
+        lambda result: bool(result.rows("tuned")),
+    ),
+)
 
 
 def tiles(result: StudyResult) -> Iterator[study.Tile]:

@@ -218,6 +218,7 @@ class Box:
     name: str  # mat, id and tuned have their colours
     title: str
     text: str
+    when: Callable[[StudyResult], bool] = lambda _: True  # whether a result has any of it
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class Study(Generic[S]):
     method: int = 1  # raise when results change meaning: old checkpoints are then not used
     paper: str = ""  # what it reproduces
     about: Callable[[StudyResult], Iterable[str]] = lambda _: ()  # paragraphs: "What is this?"
-    boxes: Callable[[StudyResult], Iterable[Box]] = lambda _: ()
+    boxes: tuple[Box, ...] = ()
     tiles: Callable[[StudyResult], Iterable[Tile]] = lambda _: ()
     picture: Picture | None = None
 
