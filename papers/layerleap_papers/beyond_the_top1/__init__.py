@@ -10,9 +10,16 @@ from collections.abc import Iterator
 
 from layerleap import StudyResult
 from layerleap.study import Box, Study
-from layerleap_papers.beyond_the_top1 import exits, guesses, intervention, order, probe, twin
-from layerleap_papers.beyond_the_top1.context import SaturationContext
-from layerleap_papers.beyond_the_top1.settings import SaturationSettings
+from layerleap_papers.beyond_the_top1 import (
+    exits,
+    guesses,
+    intervention,
+    order,
+    probe,
+    untrained_control,
+)
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
+from layerleap_papers.beyond_the_top1.saturation_settings import SaturationSettings
 
 __all__ = ["STUDY", "SaturationSettings"]
 
@@ -42,17 +49,16 @@ def _about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box(
-        "logit", "the logit lens", "The state of a layer is read as it is. Nothing is fitted."
-    )
-    if result.row("order", lens="linear"):
-        yield Box(
-            "linear",
-            "the linear shortcut",
-            "One matrix per layer, fitted by least squares on other documents, predicts the last "
-            "state; the model's own head reads the prediction.",
-        )
+BOXES = (
+    Box("logit", "id, the logit lens", "The state of a layer is read as it is. Nothing is fitted."),
+    Box(
+        "linear",
+        "mat, the linear shortcut",
+        "One matrix per layer, fitted by least squares on other documents, predicts the last "
+        "state; the model's own head reads the prediction.",
+        lambda result: bool(result.row("order", lens="linear")),
+    ),
+)
 
 
 STUDY = Study(
@@ -71,11 +77,11 @@ STUDY = Study(
         guesses.SECTION,
         probe.SECTION,
         intervention.SECTION,
-        twin.SECTION,
+        untrained_control.SECTION,
         exits.SECTION,
     ),
     paper="Lioubashevski, Schlank, Stanovsky and Goldstein, \u201cLooking Beyond the Top-1\u201d "
     "(ICML 2025).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from layerleap import ShortcutBank, StudyResult
+from layerleap import ShortcutBank, StudyResult, study
 from layerleap.act.exits import (
     Cost,
     Family,
@@ -32,34 +32,17 @@ from layerleap.act.exits import (
 )
 from layerleap.errors import TooFewRows
 from layerleap.lens import SHARE, CellSampling, TaskProbe, finite, mean_interval
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    difference,
-    exits as replayed,
-    untested,
-)
-from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap.study import above, all_of, difference, exits as replayed, untested
 from layerleap_papers.beyond_the_top1.live_exits import live_exits, prompts_of
 from layerleap_papers.beyond_the_top1.order import interval
 from layerleap_papers.beyond_the_top1.rows import SaturationData, SomeStates, numbers
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 TARGET = 0.95  # the agreement at which rules are compared in words, and timed
 RULES = ("task", "gap", "similarity", "patience", "learned")
 PROMPT = 8  # tokens of a prompt
 Rules = dict[tuple[str, str], Rule]  # by lens and name
-Marks = Callable[[StudyResult], Iterable[Mark]]
+Marks = Callable[[StudyResult], Iterable[study.Mark]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,7 @@ class Judged:
     gold: Tensor
     probe: TaskProbe
 
-    def accuracy(self, rules: list[Rule]) -> list[Row]:
+    def accuracy(self, rules: list[Rule]) -> list[study.Row]:
         """How often rows exit with the right answer, over those whose answer is known."""
         evidence, known = self.rows.rest, self.gold >= 0
         if not known.any():
@@ -92,7 +75,7 @@ class Judged:
 
 def task_exits(
     data: SaturationData, costs: Mapping[str, Cost], *, cells: int = 3000, seed: int = 0
-) -> tuple[Tables, dict[str, Judged], Rules]:
+) -> tuple[study.Tables, dict[str, Judged], Rules]:
     """Every rule through every lens that has a cost; `BadSettings` or `BadText` with too few rows.
 
     The probe is trained on up to `cells` (row, layer). Returns the tables, what they were made
@@ -146,7 +129,7 @@ def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) 
     )
 
 
-def _member(row: Row, families: Mapping[str, Family]) -> Rule:
+def _member(row: study.Row, families: Mapping[str, Family]) -> Rule:
     if row["rule"] == "oracle":
         return Oracle()
     if row["rule"] == "fixed":
@@ -167,7 +150,7 @@ def costs_of(data: SaturationData, bank: ShortcutBank | None, tokens: int) -> di
     return costs
 
 
-def _run(context: SaturationContext) -> Tables:
+def _run(context: SaturationContext) -> study.Tables:
     s, data = context.settings, context.observed
     tables, judged, rules = task_exits(
         data, costs_of(data, context.bank, context.tokens), cells=s.cells, seed=s.seed
@@ -198,7 +181,7 @@ def _prompts(context: SaturationContext, judged: Mapping[str, Judged]) -> list[T
     return prompts_of(context.observed.batches(), s.prompts, PROMPT, without=known, seed=s.seed)
 
 
-def _texts(context: SaturationContext, rules: Rules, prompts: list[Tensor]) -> list[Row]:
+def _texts(context: SaturationContext, rules: Rules, prompts: list[Tensor]) -> list[study.Row]:
     """What the rules write that look at states only."""
     shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
     banks = {"logit": None, "linear": context.bank}
@@ -208,13 +191,13 @@ def _texts(context: SaturationContext, rules: Rules, prompts: list[Tensor]) -> l
 # In words.
 
 
-def saved_by_rule(result: StudyResult, lens: str) -> dict[str, Row]:
+def saved_by_rule(result: StudyResult, lens: str) -> dict[str, study.Row]:
     """Layers saved at an agreement of `TARGET`, by rule, as estimates."""
     rows = result.rows("exits_saved", map=lens, target=TARGET)
     return {row["rule"]: {**row, "value": row["saved"]} for row in rows}
 
 
-def flops_words(row: Row) -> str:
+def flops_words(row: study.Row) -> str:
     """What the layers saved come to once checks are paid for."""
     share = row["flops"]
     if round(100 * share) == 0:
@@ -222,7 +205,7 @@ def flops_words(row: Row) -> str:
     return f"{abs(share):.0%} {'fewer' if share > 0 else 'more'} FLOPs"
 
 
-def compared(task: Row, others: list[Row]) -> str:
+def compared(task: study.Row, others: list[study.Row]) -> str:
     """How exiting by task compares with the best of the other rules, best first."""
     best = others[0]
     if best["value"] >= task["value"]:
@@ -232,7 +215,7 @@ def compared(task: Row, others: list[Row]) -> str:
     return f"more than any other rule tried, but not clearly ({best['rule']} {best['value']:.1f})"
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     n_layers = result.model["n_layers"]
     for lens in ("logit", "linear"):
         saved = saved_by_rule(result, lens)
@@ -243,30 +226,28 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{row['rule']} {row['value']:.2f}{interval(row, '{:.2f}')}, {flops_words(row)}"
             for row in ranked
         )
-        yield Finding(
+        yield (
             f"At {TARGET:.0%} agreement through {lens}, rules save on average, of {n_layers} "
-            f"layers: {listed}.",
-            under="exits",
+            f"layers: {listed}."
         )
         task = saved["task"]
         rest = compared(task, [row for row in ranked if row is not task])
-        yield Finding(
+        yield study.Finding(
             f"At {TARGET:.0%} agreement, exiting by task through {lens} saves {task['value']:.1f} "
             f"of {n_layers} layers; {rest}.",
             headline=True,
         )
     (about,) = result.rows("exits_about")
     if about["accuracy"] is not None:
-        yield Finding(
+        yield (
             f"The full model is right in {about['accuracy']:.1%} of {about['accuracy_rows']:,} "
-            "positions with a known answer.",
-            under="exits",
+            "positions with a known answer."
         )
     yield from _promises(result.rows("calibrated"))
     yield from _speeds([row for row in result.rows("live") if row["rule"] != "never"])
 
 
-def _promises(rows: list[Row]) -> Iterator[Finding]:
+def _promises(rows: list[study.Row]) -> Iterator[study.Said]:
     if not rows:
         return
     broken = [f"{row['rule']} through {row['map']}" for row in rows if not row["holds"]]
@@ -277,10 +258,10 @@ def _promises(rows: list[Row]) -> Iterator[Finding]:
     )
     text += f"; {never} keep it by never exiting" if never else ""
     text += f"; broken by {', '.join(broken)}" if broken else ""
-    yield Finding(f"{text}.", under="calibrated")
+    yield study.Finding(f"{text}.", under="calibrated")
 
 
-def _speeds(rows: list[Row]) -> Iterator[Finding]:
+def _speeds(rows: list[study.Row]) -> Iterator[study.Said]:
     if not rows:
         return
     best = max(rows, key=lambda row: row["speed"])
@@ -293,15 +274,19 @@ def _speeds(rows: list[Row]) -> Iterator[Finding]:
         text += ", which is not clearly faster"
     for row in (row for row in rows if row["rule"] == "task"):
         text += f"; task through {row['map']} {row['speed']:.2f}{interval(row, '{:.2f}')} times"
-    yield Finding(f"{text}.")
+    yield study.Finding(f"{text}.")
 
 
-def _claim(result: StudyResult) -> Verdict:
+@study.claim(
+    "Exiting where the probe says that rank 2 is being decided beats softmax response "
+    "and state similarity."
+)
+def _claim(result: StudyResult) -> study.Verdict:
     saved = saved_by_rule(result, "logit")
     if not saved:
         return untested("early exit could not be studied; see the notes")
     rows = [saved[rule] for rule in ("task", "gap", "similarity")]
-    return Verdict(
+    return study.Verdict(
         all_of(above(difference(rows[0], row)) for row in rows[1:]),
         f"layers saved at {TARGET:.0%} agreement through the logit lens: "
         + ", ".join(f"{row['rule']} {row['value']:.2f} ({flops_words(row)})" for row in rows),
@@ -315,13 +300,13 @@ MAPS = ("logit", "linear")
 MEASURES = {"agreement": "agreement", "accuracy": "right answers"}
 
 
-def _full_model(result: StudyResult) -> Iterator[Mark]:
+def _full_model(result: StudyResult) -> Iterator[study.Mark]:
     """The accuracy of the full model, in the panels that show accuracy."""
     for about in result.rows("exits_about"):
         if about["accuracy"] is not None:
             for lens in MAPS:
                 panel = f"Through {lens}: {MEASURES['accuracy']}"
-                yield Mark("y", about["accuracy"], "full model", panel=panel)
+                yield study.Mark("y", about["accuracy"], "full model", panel=panel)
 
 
 SAMPLE = (
@@ -332,15 +317,15 @@ SAMPLE = (
 LINES = {**replayed.RULE_LINES, "gap": replace(replayed.RULE_LINES["gap"], label="gap")}
 
 
-def _figure(key: str, title: str, how: str, x: Axis, marks: Marks) -> Figure:
+def _figure(key: str, title: str, how: str, x: study.Axis, marks: Marks) -> study.Figure:
     column = "flops" if x.scale == "times" else "layers"
-    return Figure(
+    return study.Figure(
         key,
         title,
         how,
         lambda result: replayed.exit_rows(result, column, maps=MAPS, measures=MEASURES),
         x=x,
-        y=Axis("positions", "share", 0),
+        y=study.Axis("positions", "share", 0),
         share_y=False,
         lines=LINES,
         marks=marks,
@@ -356,7 +341,7 @@ FIGURES = (
         "exits",
         "Exits against layers",
         "Agreement with the full model, and right answers where they are known.",
-        Axis("mean layers run per token", "layer"),
+        study.Axis("mean layers run per token", "layer"),
         _full_model,
     ),
     _figure(
@@ -364,14 +349,14 @@ FIGURES = (
         "Exits against FLOPs",
         "Right of 1, exiting costs more than it saves: a rule that reads pays for the head at "
         "every layer, one that looks at states pays for it once.",
-        Axis("FLOPs, relative to the full model", "times"),
+        study.Axis("FLOPs, relative to the full model", "times"),
         lambda result: [*replayed.FLOPS_MARKS, *_full_model(result)],
     ),
     replayed.calibrated_figure(),
 )
 
 
-def _live_rows(result: StudyResult) -> Iterator[Row]:
+def _live_rows(result: StudyResult) -> Iterator[study.Row]:
     """Generated texts have no right answers; those shown are the same rule's, replayed."""
     for row in result.rows("live"):
         if row["rule"] == "never":
@@ -384,40 +369,30 @@ def _live_rows(result: StudyResult) -> Iterator[Row]:
 TABLES = (
     replayed.saved_table("saved-table"),
     replayed.calibrated_table(),
-    Table(
+    study.Table(
         "live-table",
         "The same rules timed (one text at a time, on this machine; 95 % t intervals over texts)",
         _live_rows,
         (
-            Column("map", "read through"),
-            Column("rule"),
-            Column("speed", "speed (never exiting = 1)", "{:.2f}", low="low", high="high"),
-            Column("tokens_per_second", "tokens a second", "{:.1f}"),
-            Column("layers", "mean exit layer", "{:.1f}"),
-            Column("agreement", "agreement (%)", "{:.1f}", 100),
-            Column("accuracy", "right, replayed (%)", "{:.1f}", 100),
-            Column("tokens", form="{:,.0f}"),
+            study.Column("map", "read through"),
+            study.Column("rule"),
+            study.Column("speed", "speed (never exiting = 1)", "{:.2f}", low="low", high="high"),
+            study.Column("tokens_per_second", "tokens a second", "{:.1f}"),
+            study.Column("layers", "mean exit layer", "{:.1f}"),
+            study.Column("agreement", "agreement (%)", "{:.1f}", 100),
+            study.Column("accuracy", "right, replayed (%)", "{:.1f}", 100),
+            study.Column("tokens", form="{:,.0f}"),
         ),
     ),
 )
-SECTION = Section(
+SECTION = study.Section(
     "exits",
     "Exiting by task",
     _run,
     "If the probe says that rank 2 or later is being decided, the top token has saturated and the "
     "model may stop. All rules are replayed on the same positions; blocks, heads, maps and checks "
     "are counted. The oracle knows the answer.",
-    short="Exits",
     help="exiting by task, beside other rules",
     findings=_findings,
-    claims=(
-        Claim(
-            "Exiting where the probe says that rank 2 is being decided beats softmax response "
-            "and state similarity.",
-            _claim,
-        ),
-    ),
-    figures=FIGURES,
-    tables=TABLES,
-    texts="texts",
+    shows=(_claim, *FIGURES, *TABLES, study.Texts("texts")),
 )

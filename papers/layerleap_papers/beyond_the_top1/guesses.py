@@ -16,30 +16,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 from layerleap.lens import DIFFERENCE, SHARE, Documents, Saturation, finite, mean_interval
-from layerleap.study import (
-    LEVEL,
-    P_VALUE,
-    Claim,
-    Column,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    bounded,
-    confirmed,
-    p_words,
-    untested,
-)
-from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap.study import above, all_of, bounded, confirmed, p_words, pick, untested
 from layerleap_papers.beyond_the_top1.order import interval
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers
 NEEDED = 5.0  # expected right and wrong guesses in each group: the z-test's own rule
@@ -50,7 +33,7 @@ def guesses(
     *,
     lead: int = PAPER_LEAD,
     ranks: Sequence[int] = (2, 3, 4),
-) -> list[Row]:
+) -> list[study.Row]:
     """Early against late runners-up among the rows whose top token is wrong, one row per rank.
 
     Early tokens saturated at least `lead` layers before the end. Rows whose right answer is unknown
@@ -97,11 +80,11 @@ def _require(saturation: Saturation, lead: int, ranks: Sequence[int]) -> None:
         )
 
 
-def _test(wrong: Saturation, rank: int, lead: int) -> Row:
+def _test(wrong: Saturation, rank: int, lead: int) -> study.Row:
     layer = wrong.layer[:, rank - 1]
     right = wrong.tokens[:, rank - 1] == wrong.gold
     early, late = layer <= wrong.n_layers - lead, layer == wrong.n_layers
-    row: Row = {
+    row: study.Row = {
         **_share("early", right[early], wrong.documents[early]),
         **_share("late", right[late], wrong.documents[late]),
     }
@@ -125,7 +108,7 @@ def _test(wrong: Saturation, rank: int, lead: int) -> Row:
         "high": high,
         "p": bounded(float(test.pvalue)),
         "z": math.copysign(math.sqrt(test.statistic), difference),
-        "early_are": _early_are(test.pvalue <= LEVEL, low, high),
+        "early_are": _early_are(test.pvalue <= study.LEVEL, low, high),
     }
 
 
@@ -144,7 +127,7 @@ def _gap(sums: Tensor) -> Tensor:
     return a / b - c / d
 
 
-def _share(group: str, right: Tensor, documents: Tensor) -> Row:
+def _share(group: str, right: Tensor, documents: Tensor) -> study.Row:
     """Share of right guesses with its interval."""
     n, hits = len(right), int(right.sum())
     found = mean_interval(right[:, None], documents, SHARE)[0] if n else None
@@ -160,7 +143,7 @@ def _share(group: str, right: Tensor, documents: Tensor) -> Row:
     return {f"{group}_{key}": value for key, value in values.items()}
 
 
-def words(row: Row) -> str:
+def words(row: study.Row) -> str:
     """One rank: counts, the test and its answer."""
     lead = "a layer" if row["lead"] == 1 else f"{row['lead']} layers"
     text = (
@@ -178,11 +161,12 @@ def words(row: Row) -> str:
     return f"{text}early tokens are {row['early_are']}."
 
 
-def _claim(result: StudyResult) -> Verdict:
-    rows = [row for row in result.rows("guesses", lens="logit") if row["p"] is not None]
+@study.claim("Where the top token is wrong, a runner-up that saturated early is right more often.")
+def _claim(result: StudyResult) -> study.Verdict:
+    rows = result.rows("guesses", lens="logit", p=study.KNOWN)
     if not rows:
         return untested("too few rows to test; the findings say how many are needed")
-    answers = [confirmed(above(row), row["p"] <= LEVEL) for row in rows]
+    answers = [confirmed(above(row), row["p"] <= study.LEVEL) for row in rows]
     seen = "; ".join(
         f"rank {row['rank']}: {row['early_value']:.1%} early, {row['late_value']:.1%} late "
         f"({p_words(row['p'])})"
@@ -192,10 +176,10 @@ def _claim(result: StudyResult) -> Verdict:
         "For every rank that could be tested, the interval of the difference must be above 0, and "
         "p at most 0.05."
     )
-    return Verdict(all_of(answers), seen, why)
+    return study.Verdict(all_of(answers), seen, why)
 
 
-def _run(context: SaturationContext) -> Tables:
+def _run(context: SaturationContext) -> study.Tables:
     n_layers = context.model.n_layers
     lead = PAPER_LEAD if n_layers > 2 * PAPER_LEAD else max(1, n_layers // 3)
     saturation = context.observed.saturation
@@ -204,41 +188,37 @@ def _run(context: SaturationContext) -> Tables:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for row in result.rows("guesses"):
-        yield Finding(f"Through {row['lens']}: {words(row)}")
+        yield (f"Through {row['lens']}: {words(row)}")
 
 
-SECTION = Section(
+SECTION = study.Section(
     "guesses",
     "Better guesses",
     _run,
     "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often if "
     "it saturated early than if only the last block put it there?",
-    short="Guesses",
     help="early runners-up",
     findings=_findings,
-    claims=(
-        Claim(
-            "Where the top token is wrong, a runner-up that saturated early is right more often.",
-            _claim,
-        ),
-    ),
-    tables=(
-        Table(
+    shows=(
+        _claim,
+        study.Table(
             "guesses-table",
             "Right answers among runners-up; a dash: too few of them to test",
-            lambda result: result.rows("guesses"),
+            pick("guesses"),
             (
-                Column("lens", "through"),
-                Column("rank", form="{:.0f}"),
-                Column(
+                study.Column("lens", "through"),
+                study.Column("rank", form="{:.0f}"),
+                study.Column(
                     "early_value", "right if early (%)", "{:.1f}", 100, "early_low", "early_high"
                 ),
-                Column("late_value", "right if late (%)", "{:.1f}", 100, "late_low", "late_high"),
-                Column("difference", "difference (points)", "{:+.1f}", 100, "low", "high"),
-                P_VALUE,
-                Column("wrong", "positions", "{:,.0f}"),
+                study.Column(
+                    "late_value", "right if late (%)", "{:.1f}", 100, "late_low", "late_high"
+                ),
+                study.Column("difference", "difference (points)", "{:+.1f}", 100, "low", "high"),
+                study.P_VALUE,
+                study.Column("wrong", "positions", "{:,.0f}"),
             ),
         ),
     ),

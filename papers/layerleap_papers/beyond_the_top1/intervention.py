@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from layerleap import Lens, StudyResult, Transformer
+from layerleap import Lens, StudyResult, Transformer, study
 from layerleap.act.exits import Evidence
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
@@ -30,33 +30,10 @@ from layerleap.lens import (
 )
 from layerleap.progress import Progress, silent
 from layerleap.stream import Batch
-from layerleap.study import (
-    LEVEL,
-    P_VALUE,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    below,
-    bounded,
-    confirmed,
-    difference,
-    p_words,
-    untested,
-)
-from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap.study import p_words
 from layerleap_papers.beyond_the_top1.donors import KINDS, PairSettings, find_pairs, make_trials
 from layerleap_papers.beyond_the_top1.rows import SaturationData
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 from layerleap_papers.beyond_the_top1.trial_runs import Runner
 
 BY_DEFINITION = (
@@ -66,7 +43,7 @@ BY_DEFINITION = (
     "therefore not a finding. How much more often the donor succeeds than the control "
     "'unsaturated', which reads as the same token with the same margin, is one."
 )
-THIS, TWIN = "this model", "untrained twin"
+THIS, UNTRAINED = "this model", "untrained twin"
 
 
 def intervene(
@@ -80,7 +57,7 @@ def intervene(
     *,
     tokens_per_batch: int = 1024,
     progress: Progress = silent,
-) -> Tables:
+) -> study.Tables:
     """Patch donors' states into recipients, and see where these then saturate.
 
     Saturation, evidence and states are those of all rows of the batches, through the same lens and
@@ -141,7 +118,7 @@ def _require_same(saturation: Saturation, evidence: Evidence, states: States) ->
         )
 
 
-def _shares(runner: Runner, evidence: Evidence) -> Iterator[Row]:
+def _shares(runner: Runner, evidence: Evidence) -> Iterator[study.Row]:
     """Shares of pairs that succeed, with Wilson's intervals."""
     trials, success = runner.trials, runner.success(evidence)
     for number, kind in enumerate(KINDS):
@@ -162,7 +139,7 @@ def _shares(runner: Runner, evidence: Evidence) -> Iterator[Row]:
             }
 
 
-def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterator[Row]:
+def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterator[study.Row]:
     """Donor against unsaturated on the same pairs: both read as the same token, as surely.
 
     What is counted is whether the token stays: that the recipient did not read so one layer
@@ -191,13 +168,13 @@ def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterato
             "high": estimate.high,
             "only_donor": more,
             "only_control": less,
-            "p": bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
+            "p": study.bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
             "donor_margin": evidence.gap[trials.source[donor], layer].mean().item(),
             "control_margin": evidence.gap[trials.source[control], layer].mean().item(),
         }
 
 
-def tables_of(context: SaturationContext, data: SaturationData, model: str) -> Tables:
+def tables_of(context: SaturationContext, data: SaturationData, model: str) -> study.Tables:
     """The intervention through the logit lens, every row with the name of the model."""
     s = context.settings
     plan = PairSettings.of(data.transformer.n_layers, reach=s.reach, limit=s.pairs, seed=s.seed)
@@ -214,12 +191,12 @@ def tables_of(context: SaturationContext, data: SaturationData, model: str) -> T
     return {name: [{"model": model, **row} for row in rows] for name, rows in tables.items()}
 
 
-def words(contrast: Row | None, pairs: int) -> str:
+def words(contrast: study.Row | None, pairs: int) -> str:
     """What was found beyond what is true by definition."""
     if contrast is None:
         return f"no state to compare donors with was found among {pairs} pairs"
-    more = "more often than" if above(contrast) == "yes" else "not clearly more often than"
-    verdict = "less often than" if below(contrast) == "yes" else more
+    more = "more often than" if study.above(contrast) == "yes" else "not clearly more often than"
+    verdict = "less often than" if study.below(contrast) == "yes" else more
     return (
         f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
         f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
@@ -227,54 +204,61 @@ def words(contrast: Row | None, pairs: int) -> str:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     (about,) = result.rows("intervention_runs")
     text = words(result.row("contrasts", offset=0), about["pairs"])
-    yield Finding(f"{text[:1].upper()}{text[1:]}.", under="intervention")
-    yield Finding(BY_DEFINITION, under="intervention")
+    yield (f"{text[:1].upper()}{text[1:]}.")
+    yield (BY_DEFINITION)
     outcome = "changes nothing" if about["identical"] else "CHANGED THE RUN: do not trust this"
-    yield Finding(f"Patching in a row's own state {outcome}.", under="intervention")
-    for twin in result.rows("twin_intervention_runs"):
-        text = words(result.row("twin_contrasts", offset=0), twin["pairs"])
-        yield Finding(f"In the untrained twin, {text}.", under="intervention")
+    yield (f"Patching in a row's own state {outcome}.")
+    for control in result.rows("twin_intervention_runs"):
+        text = words(result.row("twin_contrasts", offset=0), control["pairs"])
+        yield (f"In the untrained twin, {text}.")
 
 
-def _step(result: StudyResult) -> Verdict:
+@study.claim(
+    "A state patched into another text makes it saturate there, from the donor's "
+    "saturation layer on and not before."
+)
+def _step(result: StudyResult) -> study.Verdict:
     before, at = (result.row("intervention", kind="donor", offset=offset) for offset in (-1, 0))
     if before is None or at is None:
-        return untested("no pair has both offsets")
+        return study.untested("no pair has both offsets")
     shares = [
         {"value": row["share"], "low": row["low"], "high": row["high"]} for row in (at, before)
     ]
-    return Verdict(
-        above(difference(*shares)),
+    return study.Verdict(
+        study.above(study.difference(*shares)),
         f"{before['share']:.0%} one layer before, {at['share']:.0%} at it, {at['pairs']} pairs",
         "Yes if the difference is clearly above 0. Mostly true by definition: see the next claim.",
     )
 
 
-def _saturated(result: StudyResult) -> Verdict:
-    at, twin = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
+@study.claim("What makes it stay is that the donor's state is saturated.")
+def _saturated(result: StudyResult) -> study.Verdict:
+    at, control = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
     if at is None or at["low"] is None:
-        return untested("no states to compare donors with, or too few documents")
+        return study.untested("no states to compare donors with, or too few documents")
     seen = (
         f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
         f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
     )
-    answers = [confirmed(above(at), at["p"] <= LEVEL)]  # intervals of few documents are narrow
-    if twin is not None:
-        seen += f"; in the untrained twin {twin['donor']:.0%} and {twin['control']:.0%}"
-        values = [{**row, "value": row["difference"]} for row in (at, twin)]
-        answers.append(above(difference(*values)))
-    return Verdict(
-        all_of(answers),
+    answers = [
+        study.confirmed(study.above(at), at["p"] <= study.LEVEL)
+    ]  # intervals of few documents are narrow
+    if control is not None:
+        seen += f"; in the untrained twin {control['donor']:.0%} and {control['control']:.0%}"
+        values = [{**row, "value": row["difference"]} for row in (at, control)]
+        answers.append(study.above(study.difference(*values)))
+    return study.Verdict(
+        study.all_of(answers),
         seen,
         "Yes if the difference is clearly above 0, with p at most 0.05, and, where there is an "
         "untrained twin, clearly larger than its difference; partly if only some of these hold.",
     )
 
 
-def _rows(result: StudyResult) -> Iterator[Row]:
+def _rows(result: StudyResult) -> Iterator[study.Row]:
     for name in ("", "twin_"):
         for about in result.rows(f"{name}intervention_runs"):
             for row in result.rows(f"{name}intervention"):
@@ -290,63 +274,55 @@ def _rows(result: StudyResult) -> Iterator[Row]:
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "intervention",
         "A saturated state in another text",
         "The state of a donor is patched into a recipient that ends with the same token. At offset "
         "-1, shaded, a donor cannot succeed.",
         _rows,
-        x=Axis("layers after the donor's saturation layer"),
-        y=Axis("pairs that saturate at the patch", "share"),
+        x=study.Axis("layers after the donor's saturation layer"),
+        y=study.Axis("pairs that saturate at the patch", "share"),
         columns=2,
         size=(5.0, 4.0),
         lines={
-            "donor": Line("donor: saturated", "blue", band=0.12),
-            "unsaturated": Line("reads the same, not saturated", "orange", "s", "dashed", 0.12),
-            "copy": Line("another row's state", "olive", "^", "dashed", 0.12),
-            "random": Line("random direction", "pink", "v", "dashed", 0.12),
-            "no-op": Line("its own state", "black", "D", "dashed", 0.12),
+            "donor": study.Line("donor: saturated", "blue", band=0.12),
+            "unsaturated": study.Line(
+                "reads the same, not saturated", "orange", "s", "dashed", 0.12
+            ),
+            "copy": study.Line("another row's state", "olive", "^", "dashed", 0.12),
+            "random": study.Line("random direction", "pink", "v", "dashed", 0.12),
+            "no-op": study.Line("its own state", "black", "D", "dashed", 0.12),
         },
-        marks=lambda _: [Mark("x", -1.25, to=-0.75)],
+        marks=lambda _: [study.Mark("x", -1.25, to=-0.75)],
         unit="pairs",
         sample="95 % intervals (Wilson)",
     ),
 )
 TABLES = (
-    Table(
+    study.Table(
         "contrasts-table",
         "How often the token stays: the donor beside the control that reads the same, on the same "
         "pairs",
-        lambda result: [*result.rows("contrasts"), *result.rows("twin_contrasts")],
+        study.pick("contrasts", "twin_contrasts"),
         (
-            Column("model"),
-            Column("offset", form="{:.0f}"),
-            Column("donor", "donor (%)", "{:.0f}", 100),
-            Column("control", "unsaturated (%)", "{:.0f}", 100),
-            Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
-            P_VALUE,
-            Column("donor_margin", "margin of the donor", "{:.2f}"),
-            Column("control_margin", "of the control", "{:.2f}"),
-            Column("pairs", form="{:.0f}"),
+            study.Column("model"),
+            study.Column("offset", form="{:.0f}"),
+            study.Column("donor", "donor (%)", "{:.0f}", 100),
+            study.Column("control", "unsaturated (%)", "{:.0f}", 100),
+            study.Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
+            study.P_VALUE,
+            study.Column("donor_margin", "margin of the donor", "{:.2f}"),
+            study.Column("control_margin", "of the control", "{:.2f}"),
+            study.Column("pairs", form="{:.0f}"),
         ),
     ),
 )
-SECTION = Section(
+SECTION = study.Section(
     "intervention",
     "Does a saturated state stay saturated elsewhere?",
     lambda context: tables_of(context, context.observed, THIS),
     "Success means that the recipient ends with its own top token and saturates at the patch.",
-    short="Intervention",
     help="states patched into other texts",
     findings=_findings,
-    claims=(
-        Claim(
-            "A state patched into another text makes it saturate there, from the donor's "
-            "saturation layer on and not before.",
-            _step,
-        ),
-        Claim("What makes it stay is that the donor's state is saturated.", _saturated),
-    ),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(_step, _saturated, *FIGURES, *TABLES),
 )

@@ -13,38 +13,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens import RandomWalk, Saturation, mean_interval
-from layerleap.study import (
-    GOOD_OR_BAD,
-    LEVEL,
-    Answer,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    confirmed,
-    estimate,
-    opposite,
-    untested,
-)
-from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap.study import above, all_of, confirmed, estimate, opposite, points, untested
 from layerleap_papers.beyond_the_top1.rows import SaturationData
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 from layerleap_papers.beyond_the_top1.tau import (
     FEWEST_RANKS,
     Cell,
@@ -59,7 +38,7 @@ NEEDED = 30  # rows with a tau, for a test to be made
 LENSES = {"logit": "the logit lens", "linear": "the linear shortcuts"}
 
 
-def described(saturation: Saturation, walk: RandomWalk | None = None) -> Tables:
+def described(saturation: Saturation, walk: RandomWalk | None = None) -> study.Tables:
     """Where ranks saturate and in which place; any number of rows will do."""
     limit = math.floor(FILTER_DEPTH * saturation.n_layers)
     filtered = saturation.layer[:, 0] <= limit
@@ -86,7 +65,7 @@ def described(saturation: Saturation, walk: RandomWalk | None = None) -> Tables:
 
 def tau_tests(
     saturation: Saturation, walk: RandomWalk | None = None, *, draws: int = 999, seed: int = 0
-) -> list[Row]:
+) -> list[study.Row]:
     """Strict tau against both nulls, one row per selection; `BadText` with too few rows.
 
     Without random walks, order is compared with exchangeable ranks only. P-values are at least
@@ -125,14 +104,14 @@ def _require_rows(saturation: Saturation) -> None:
         )
 
 
-def _places(saturation: Saturation) -> Iterator[Row]:
+def _places(saturation: Saturation) -> Iterator[study.Row]:
     """Mean place of every rank, over the rows in which it saturates."""
     places = saturation_places(saturation.layer, saturation.n_layers)
     for rank in range(saturation.k):
         yield {"rank": rank + 1, **_mean(places[:, rank], saturation.documents)}
 
 
-def _steps(saturation: Saturation) -> Iterator[Row]:
+def _steps(saturation: Saturation) -> Iterator[study.Row]:
     """By how many places a rank comes after the one before, where both saturate."""
     places = saturation_places(saturation.layer, saturation.n_layers)
     for rank in range(1, saturation.k):
@@ -140,7 +119,7 @@ def _steps(saturation: Saturation) -> Iterator[Row]:
         yield {"ranks": f"{rank} to {rank + 1}", "rank": rank + 1, **later}
 
 
-def _mean(values: Tensor, documents: Tensor) -> Row:
+def _mean(values: Tensor, documents: Tensor) -> study.Row:
     """Over the rows that have a value, with an interval over their documents."""
     known = ~values.isnan()
     if not known.any():
@@ -148,7 +127,7 @@ def _mean(values: Tensor, documents: Tensor) -> Row:
     return asdict(mean_interval(values[known, None], documents[known])[0])
 
 
-def _ranks(saturation: Saturation) -> Iterator[Row]:
+def _ranks(saturation: Saturation) -> Iterator[study.Row]:
     """How often each rank never saturates, and its mean saturation layer where it does."""
     for rank, column in enumerate(saturation.layer.T.double(), 1):
         settled = column[column < saturation.n_layers]
@@ -161,7 +140,7 @@ def _ranks(saturation: Saturation) -> Iterator[Row]:
         }
 
 
-def _histogram(saturation: Saturation) -> Iterator[Row]:
+def _histogram(saturation: Saturation) -> Iterator[study.Row]:
     """How many rows saturate at each layer, by rank; at the last layer are those that never do."""
     for rank, column in enumerate(saturation.layer.T, 1):
         counts = torch.bincount(column.long(), minlength=saturation.n_layers + 1).tolist()
@@ -169,10 +148,12 @@ def _histogram(saturation: Saturation) -> Iterator[Row]:
             yield {"rank": rank, "layer": layer, "rows": rows}
 
 
-def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int, seed: int) -> Row:
+def _tau(
+    saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int, seed: int
+) -> study.Row:
     """One selection: tau, and against both nulls; with too few rows just how many there are."""
     tau, last = taus(saturation.layer, saturation.n_layers, cell), saturation.n_layers
-    row: Row = {
+    row: study.Row = {
         "lens": saturation.lens,
         "ranks": f"{cell.first + 1} to {saturation.k}",
         "filtered": cell.limit is not None,
@@ -186,7 +167,7 @@ def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int
     null = exchangeable(saturation.layer, last, cell, draws=draws, seed=seed)
     if row["documents"] >= FEWEST_DOCUMENTS:
         answer = above(row, null["mean"])
-        row["beats_exchangeable"] = confirmed(answer, null["p"] <= LEVEL)
+        row["beats_exchangeable"] = confirmed(answer, null["p"] <= study.LEVEL)
     row |= {f"exchangeable_{key}": value for key, value in null.items()}
     if walk is not None:
         real = saturation.rows(walk.rows)
@@ -196,7 +177,7 @@ def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int
         enough = min(other["rows"], other["doubles"]) >= NEEDED
         if enough and other["documents"] >= FEWEST_DOCUMENTS:
             lead = {end: other[f"difference_{end}"] for end in ("low", "high")}
-            row["beats_walk"] = confirmed(above(lead), other["p"] <= LEVEL)
+            row["beats_walk"] = confirmed(above(lead), other["p"] <= study.LEVEL)
         row |= {f"walk_{key}": value for key, value in other.items()}
     return row
 
@@ -204,7 +185,7 @@ def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int
 # In words.
 
 
-def tau_words(tau: Row) -> str:
+def tau_words(tau: study.Row) -> str:
     """One selection, its numbers, and what they mean."""
     what = _selection(tau)
     if tau["value"] is None:
@@ -227,12 +208,12 @@ def tau_words(tau: Row) -> str:
     return f"{what}: {value}; {', '.join(parts)}: {_answer(tau)}."
 
 
-def _selection(tau: Row) -> str:
+def _selection(tau: study.Row) -> str:
     early = f" where the top token saturated by layer {tau['limit']}" if tau["filtered"] else ""
     return f"Ranks {tau['ranks']}{early}"
 
 
-def _answer(tau: Row) -> str:
+def _answer(tau: study.Row) -> str:
     if tau["value"] is None:
         return "too few positions"
     if tau["documents"] < FEWEST_DOCUMENTS:
@@ -254,13 +235,13 @@ def _answer(tau: Row) -> str:
     )
 
 
-def interval(row: Row, form: str) -> str:
+def interval(row: study.Row, form: str) -> str:
     """The interval of a row in brackets; nothing where it is not known."""
     low, high = row["low"], row["high"]
     return "" if low is None else f" ({form.format(low)} to {form.format(high)})"
 
 
-def clear_ranks(steps: Iterable[Row]) -> int:
+def clear_ranks(steps: Iterable[study.Row]) -> int:
     """Up to which rank each one saturates clearly later than the one before; 1 if none does."""
     clear = 1
     for step in (row for row in steps if not row["filtered"]):
@@ -270,7 +251,7 @@ def clear_ranks(steps: Iterable[Row]) -> int:
     return clear
 
 
-def steps_words(steps: Sequence[Row]) -> str:
+def steps_words(steps: Sequence[study.Row]) -> str:
     """How far up the ranks the order goes."""
     clear = clear_ranks(steps)
     if clear == 1:
@@ -281,14 +262,14 @@ def steps_words(steps: Sequence[Row]) -> str:
     )
 
 
-def in_order(tau: Row | None) -> Answer:
+def in_order(tau: study.Row | None) -> study.Answer:
     """Whether tau beats both nulls; "partly" if only one of them."""
     if tau is None or tau["value"] is None:
         return "cannot tell"
     return all_of([tau["beats_exchangeable"], tau["beats_walk"]])
 
 
-def headline(selections: Sequence[Row]) -> str:
+def headline(selections: Sequence[study.Row]) -> str:
     """One clause on order that counts every selection of ranks and positions."""
     known = [tau for tau in selections if tau["value"] is not None]
     if not known:
@@ -304,7 +285,7 @@ def headline(selections: Sequence[Row]) -> str:
     return text + (f" ({few} more had too few positions)" if few else "")
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("order"):
         lens = about["lens"]
         top = result.rows("ranks", lens=lens)[0]
@@ -314,14 +295,12 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
         if top["mean_layer"] is not None:
             text += f", on average at layer {top['mean_layer']:.1f} of {result.model['n_layers']}"
-        yield Finding(f"{text}.", under="histogram")
-        yield Finding(
-            f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}", under="places"
-        )
+        yield study.Finding(f"{text}.", under="histogram")
+        yield (f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}")
         selections = result.rows("tau", lens=lens)
         for tau in selections:
-            yield Finding(f"Through {lens}: {tau_words(tau)}", under="tau")
-        yield Finding(f"Through {LENSES[lens]}, {headline(selections)}.", headline=True)
+            yield study.Finding(f"Through {lens}: {tau_words(tau)}", under="tau")
+        yield study.Finding(f"Through {LENSES[lens]}, {headline(selections)}.", headline=True)
 
 
 # Claims.
@@ -329,11 +308,12 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
 TOO_FEW = "too few positions have a rank that saturates; see the notes"
 
 
-def _ordered(result: StudyResult) -> Verdict:
-    selections = [tau for tau in result.rows("tau", lens="logit") if tau["value"] is not None]
+@study.claim("The five best tokens saturate in the order of their ranks, beyond chance.")
+def _ordered(result: StudyResult) -> study.Verdict:
+    selections = result.rows("tau", lens="logit", value=study.KNOWN)
     if not selections:
         return untested(TOO_FEW)
-    return Verdict(
+    return study.Verdict(
         all_of(map(in_order, selections)),
         headline(selections),
         "Yes if tau is above both nulls in every selection: its interval, and p at most 0.05. "
@@ -342,7 +322,8 @@ def _ordered(result: StudyResult) -> Verdict:
     )
 
 
-def _growing(result: StudyResult) -> Verdict:
+@study.claim("The mean saturation rank grows with every rank from 1 to 5.")
+def _growing(result: StudyResult) -> study.Verdict:
     steps = result.rows("steps", lens="logit", filtered=False)
     places = [row["value"] for row in result.rows("places", lens="logit", filtered=False)]
     if None in places or not places:
@@ -350,7 +331,7 @@ def _growing(result: StudyResult) -> Verdict:
     grows = all_of(above(step) for step in steps)
     if grows == "yes" and places != sorted(places):
         grows = "partly"
-    return Verdict(
+    return study.Verdict(
         grows,
         "steps " + ", ".join(f"{step['value']:+.2f}" for step in steps) + " where both ranks "
         "saturate; means over all positions where a rank does, "
@@ -361,13 +342,13 @@ def _growing(result: StudyResult) -> Verdict:
     )
 
 
-def only_first_three(steps: Sequence[Row]) -> Verdict:
+def only_first_three(steps: Sequence[study.Row]) -> study.Verdict:
     """Whether ranks 1 to 3 saturate in order, and later ones do not."""
     steps = [row for row in steps if not row["filtered"]]
     first = all_of(above(step) for step in steps[:2])
     later = all_of(above(step) for step in steps[2:])
     answer = first if first != "yes" else all_of([first, opposite(later)])
-    return Verdict(
+    return study.Verdict(
         answer,
         steps_words(steps),
         "Yes if the steps from rank 1 to 2 to 3 have their intervals above 0, and later steps have "
@@ -376,9 +357,9 @@ def only_first_three(steps: Sequence[Row]) -> Verdict:
 
 
 CLAIMS = (
-    Claim("The five best tokens saturate in the order of their ranks, beyond chance.", _ordered),
-    Claim("The mean saturation rank grows with every rank from 1 to 5.", _growing),
-    Claim(
+    _ordered,
+    _growing,
+    study.Claim(
         "In speech, only the first three ranks saturate in order.",
         lambda result: only_first_three(result.rows("steps", lens="logit")),
         when=lambda result: bool(result.model["reads"] == "sound"),
@@ -389,19 +370,7 @@ CLAIMS = (
 # Figures and tables.
 
 
-def _place_rows(result: StudyResult) -> Iterator[Row]:
-    sources = (
-        ("all positions", result.rows("places", filtered=False)),
-        ("top token saturated early", result.rows("places", filtered=True)),
-        ("random walks", result.rows("walk_places")),
-    )
-    for line, rows in sources:
-        for row in rows:
-            panel = f"Through {LENSES[row['lens']]}"
-            yield {**row, "x": row["rank"], "y": row["value"], "line": line, "panel": panel}
-
-
-def _histogram_rows(result: StudyResult) -> Iterator[Row]:
+def _histogram_rows(result: StudyResult) -> Iterator[study.Row]:
     """Rank after rank, the lenses side by side."""
     last = result.model["n_layers"]
     for rank in sorted({row["rank"] for row in result.rows("ranks")}):
@@ -418,7 +387,7 @@ def _histogram_rows(result: StudyResult) -> Iterator[Row]:
                 }
 
 
-def tau_rows(result: StudyResult) -> list[tuple[str, Row]]:
+def tau_rows(result: StudyResult) -> list[tuple[str, study.Row]]:
     """Every selection that was tested, with what to call it; the twin's come last."""
     named = [(row["lens"], row) for row in result.rows("tau")]
     named += [(f"untrained twin, {row['lens']}", row) for row in result.rows("twin_tau")]
@@ -429,7 +398,7 @@ def tau_rows(result: StudyResult) -> list[tuple[str, Row]]:
     ]
 
 
-def _tau_dots(result: StudyResult) -> Iterator[Row]:
+def _tau_dots(result: StudyResult) -> Iterator[study.Row]:
     for name, tau in tau_rows(result):
         sample = {"y": name, "rows": tau["rows"], "documents": tau["documents"]}
         null = {end: tau[f"exchangeable_{end}"] for end in ("low", "high")}
@@ -438,67 +407,74 @@ def _tau_dots(result: StudyResult) -> Iterator[Row]:
         yield {**sample, "line": "model", "x": tau["value"], "low": tau["low"], "high": tau["high"]}
 
 
+FILTERED = {False: "all positions", True: "top token saturated early"}
+PLACES: dict[str, Any] = {
+    "x": "rank",
+    "panel": "Through {lens}",
+    "words": {"lens": LENSES, "filtered": FILTERED},
+}
 FIGURES = (
-    Figure(
+    study.Figure(
         "places",
         "Mean saturation rank",
         "The place of each rank among all ranks of its position, over the positions in which it "
         "saturates. 'Saturated early' is the paper's filter.",
-        _place_rows,
+        points("places", line="{filtered}", filtered=(False, True), **PLACES)
+        + points("walk_places", line="random walks", **PLACES),
         "bars",
-        x=Axis("rank of the token in the final prediction", "category"),
-        y=Axis("mean saturation rank"),
+        x=study.Axis("rank of the token in the final prediction", "category"),
+        y=study.Axis("mean saturation rank"),
         unit="positions",
         columns=2,
         size=(5.0, 3.7),
         lines={
-            "all positions": Line(colour="blue"),
-            "top token saturated early": Line(colour="grey"),
-            "random walks": Line(colour="sand"),
+            "all positions": study.Line(colour="blue"),
+            "top token saturated early": study.Line(colour="grey"),
+            "random walks": study.Line(colour="sand"),
         },
         sample="95 % intervals, over documents",
     ),
-    Figure(
+    study.Figure(
         "histogram",
         "Where ranks saturate",
         "Share of positions that saturate at each layer. Those at the last layer, in grey and cut "
         "off where they are too many, never do.",
         _histogram_rows,
         "bars",
-        x=Axis("saturation layer", "layer"),
-        y=Axis("positions", "share"),
+        x=study.Axis("saturation layer", "layer"),
+        y=study.Axis("positions", "share"),
         unit="positions",
         columns=2,
         size=(5.0, 1.5),
         share_y=False,
         sample="",
     ),
-    Figure(
+    study.Figure(
         "tau",
         "Order against two nulls",
         "Mean over positions of the share of pairs of ranks that are in order, minus the share "
         "that are not. Ties count as not in order, so chance is below 0.",
         _tau_dots,
         "dots",
-        x=Axis("strict Kendall tau (1: always in order)"),
-        y=Axis("", "category"),
+        x=study.Axis("strict Kendall tau (1: always in order)"),
+        y=study.Axis("", "category"),
         unit="positions",
         size=(9.2, 4.0),
         lines={
-            "exchangeable": Line("exchangeable ranks (95 %)", "pale", style="range"),
-            "walk": Line("random walks (mean)", "amber", "D"),
-            "model": Line("this model (95 %)", "blue"),
+            "exchangeable": study.Line("exchangeable ranks (95 %)", "pale", style="range"),
+            "walk": study.Line("random walks (mean)", "amber", "D"),
+            "model": study.Line("this model (95 %)", "blue"),
         },
-        marks=lambda _: [Mark("x", 0.0)],
+        marks=lambda _: [study.Mark("x", 0.0)],
         sample="95 % intervals, over documents",
     ),
 )
 
 
-def rank_table(key: str, caption: str, prefix: str = "") -> Table:
+def rank_table(key: str, caption: str, prefix: str = "") -> study.Table:
     """Where each rank saturates; `prefix` of the tables it is taken from."""
 
-    def rows(result: StudyResult) -> Iterator[Row]:
+    def rows(result: StudyResult) -> Iterator[study.Row]:
         for row in result.rows(f"{prefix}ranks"):
             where = {"lens": row["lens"], "rank": row["rank"]}
             place = result.row(f"{prefix}places", filtered=False, **where) or {}
@@ -506,51 +482,51 @@ def rank_table(key: str, caption: str, prefix: str = "") -> Table:
             yield {**row, **place, **{f"walk_{key}": value for key, value in walk.items()}}
 
     columns = (
-        Column("lens", "map"),
-        Column("rank", form="{:.0f}"),
-        Column("mean_layer", "mean layer", "{:.1f}"),
-        Column("never", form="{:.0f} %", scale=100),
+        study.Column("lens", "map"),
+        study.Column("rank", form="{:.0f}"),
+        study.Column("mean_layer", "mean layer", "{:.1f}"),
+        study.Column("never", form="{:.0f} %", scale=100),
         estimate("value", "mean place"),
-        Column("walk_value", "in a random walk", "{:.2f}", low="walk_low", high="walk_high"),
-        Column("rows", "positions", "{:,.0f}"),
+        study.Column("walk_value", "in a random walk", "{:.2f}", low="walk_low", high="walk_high"),
+        study.Column("rows", "positions", "{:,.0f}"),
     )
-    return Table(key, caption, rows, columns, terminal=not prefix)
+    return study.Table(key, caption, rows, columns, terminal=not prefix)
 
 
-BEATEN = {**GOOD_OR_BAD, "cannot tell": "open"}
+BEATEN = {**study.GOOD_OR_BAD, "cannot tell": "open"}
 TABLES = (
     rank_table("ranks-table", "Where each rank of the prediction saturates (place 1 is the first)"),
-    Table(
+    study.Table(
         "tau-table",
         "Strict tau and its two nulls. A null is beaten if p is at most 0.05 and the 95 % interval "
         "over documents is above it",
         lambda result: [{**row, "selection": name} for name, row in tau_rows(result)],
         (
-            Column("selection"),
+            study.Column("selection"),
             estimate("value", "tau", "{:.3f}"),
-            Column(
+            study.Column(
                 "exchangeable_mean",
                 "exchangeable",
                 "{:.3f}",
                 low="exchangeable_low",
                 high="exchangeable_high",
             ),
-            Column("exchangeable_p", "p", "{:.3g}"),
-            Column("beats_exchangeable", "beaten?", colours=BEATEN),
-            Column("walk_value", "same rows", "{:.3f}"),
-            Column("walk_mean", "random walks", "{:.3f}"),
-            Column("walk_p", "p", "{:.3g}"),
-            Column("beats_walk", "beaten?", colours=BEATEN),
-            Column("rows", "positions", "{:,.0f}"),
+            study.Column("exchangeable_p", "p", "{:.3g}"),
+            study.Column("beats_exchangeable", "beaten?", colours=BEATEN),
+            study.Column("walk_value", "same rows", "{:.3f}"),
+            study.Column("walk_mean", "random walks", "{:.3f}"),
+            study.Column("walk_p", "p", "{:.3g}"),
+            study.Column("beats_walk", "beaten?", colours=BEATEN),
+            study.Column("rows", "positions", "{:,.0f}"),
         ),
         dense=True,
     ),
 )
 
 
-def tables_of(context: SaturationContext, data: SaturationData, where: str = "") -> Tables:
+def tables_of(context: SaturationContext, data: SaturationData, where: str = "") -> study.Tables:
     """Order through every lens; tau is left out with a note where too few rows saturate."""
-    draws, seed, tables = context.settings.draws, context.settings.seed, Tables()
+    draws, seed, tables = context.settings.draws, context.settings.seed, study.Tables()
     for lens, saturation in data.saturation.items():
         walk = data.walks[lens]
         made = described(saturation, walk)
@@ -566,7 +542,7 @@ def tables_of(context: SaturationContext, data: SaturationData, where: str = "")
     return tables
 
 
-SECTION = Section(
+SECTION = study.Section(
     "order",
     "Do ranks saturate in order?",
     lambda context: tables_of(context, context.observed),
@@ -575,10 +551,7 @@ SECTION = Section(
     "by their first rank, and gaps between logits that shrink from rank to rank. So order has to "
     "beat two nulls: ranks exchanged before anything is selected, and random walks of logits with "
     "the model's own step sizes.",
-    short="Order",
     required=True,
     findings=_findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
 )

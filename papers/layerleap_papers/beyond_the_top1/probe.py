@@ -6,37 +6,21 @@ permuted labels and states without information; and the section of the study tha
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens import CellSampling, ProbeScores, score_probe
-from layerleap.study import (
-    LEVEL,
-    Answer,
-    Axis,
-    Claim,
-    Figure,
-    Finding,
-    Line,
-    Mark,
-    Row,
-    Section,
-    Tables,
-    Verdict,
-    above,
-    confirmed,
-    untested,
-)
-from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap.study import above, confirmed, untested
 from layerleap_papers.beyond_the_top1.order import interval
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 FEWEST_PERMUTATIONS = 19  # with fewer no p-value reaches 0.05
 
 
-def _run(context: SaturationContext) -> Tables:
+def _run(context: SaturationContext) -> study.Tables:
     return context.through_each("The task probe", lambda lens: _score(context, lens))
 
 
-def _score(context: SaturationContext, lens: str) -> Tables:
+def _score(context: SaturationContext, lens: str) -> study.Tables:
     """With as many tasks as the rows allow; a note says if these are fewer than ranks."""
     s, data, why = context.settings, context.observed, ""
     for tasks in range(s.k, 1, -1):
@@ -64,7 +48,7 @@ def _score(context: SaturationContext, lens: str) -> Tables:
     raise AssertionError  # k is 3 or more
 
 
-def _tables(lens: str, tasks: int, scores: ProbeScores) -> Tables:
+def _tables(lens: str, tasks: int, scores: ProbeScores) -> study.Tables:
     about = {
         "lens": lens,
         "tasks": tasks,
@@ -93,7 +77,7 @@ def _tables(lens: str, tasks: int, scores: ProbeScores) -> Tables:
     }
 
 
-def _readable(accuracy: Row, about: Row) -> Answer:
+def _readable(accuracy: study.Row, about: study.Row) -> study.Answer:
     """Whether the task can be read off a state.
 
     Labels are permuted among all rows, but rows of a document are alike, so a p-value alone would
@@ -101,10 +85,11 @@ def _readable(accuracy: Row, about: Row) -> Answer:
     control must be at chance.
     """
     answer = above(accuracy, max(accuracy["chance"], accuracy["null"]))
-    return confirmed(answer, accuracy["p"] <= LEVEL and about["control_at_chance"])
+    return confirmed(answer, accuracy["p"] <= study.LEVEL and about["control_at_chance"])
 
 
-def _claim(result: StudyResult) -> Verdict:
+@study.claim("The rank that is being decided can be told from a single state.")
+def _claim(result: StudyResult) -> study.Verdict:
     about, row = result.row("probes"), result.row("probe", task=None)
     if about is None or row is None:
         return untested("too few rows for a probe; see the notes")
@@ -113,7 +98,7 @@ def _claim(result: StudyResult) -> Verdict:
             f"{row['permutations']} permutations cannot give p <= 0.05; {FEWEST_PERMUTATIONS} or "
             "more can"
         )
-    return Verdict(
+    return study.Verdict(
         _readable(row, about),
         f"balanced accuracy {row['value']:.3f} of {about['tasks']} tasks through {about['lens']}; "
         f"permuted labels {row['null']:.3f}, states without information {row['control']:.3f}",
@@ -122,7 +107,7 @@ def _claim(result: StudyResult) -> Verdict:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("probes"):
         lens = about["lens"]
         row = result.rows("probe", lens=lens)[0]
@@ -131,23 +116,21 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             if about["control_at_chance"]
             else ("NOT AT CHANCE, so do not trust this probe")
         )
-        yield Finding(
+        yield (
             f"Labels through {lens}, {about['tasks']} tasks: balanced accuracy "
             f"{row['value']:.3f}{interval(row, '{:.3f}')}; chance {row['chance']:.3f}, permuted "
             f"labels {row['null']:.3f} (p = {row['p']:.3g}, {row['permutations']} permutations), "
             f"random walks {row['control']:.3f}, {control}. From {about['cells']:,} (position, "
-            f"layer) of {about['documents']:,} documents.",
-            under="probe",
+            f"layer) of {about['documents']:,} documents."
         )
         if about["ambiguous"] > 0:
-            yield Finding(
+            yield (
                 f"{about['ambiguous']:.0%} of labels through {lens} had a choice of tasks, because "
-                "ranks saturated out of order; the first was taken.",
-                under="probe",
+                "ranks saturated out of order; the first was taken."
             )
         words = {"yes": "can be read", "no": "cannot be read"}
         verdict = words.get(_readable(row, about), "cannot clearly be read")
-        yield Finding(
+        yield study.Finding(
             f"The rank that is being decided {verdict} off a single state (labels through {lens}): "
             f"balanced accuracy {row['value']:.2f} on unseen documents, {row['null']:.2f} with "
             f"permuted labels, {row['control']:.2f} on states without information.",
@@ -155,7 +138,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def _confusion_rows(result: StudyResult) -> Iterator[Row]:
+def _confusion_rows(result: StudyResult) -> Iterator[study.Row]:
     k = result.settings["k"]
     for about in result.rows("probes"):
         tasks = about["tasks"]
@@ -171,7 +154,7 @@ def _confusion_rows(result: StudyResult) -> Iterator[Row]:
             }
 
 
-def _auc_rows(result: StudyResult) -> Iterator[Row]:
+def _auc_rows(result: StudyResult) -> Iterator[study.Row]:
     for about in result.rows("probes"):
         sample = {"rows": about["cells"], "documents": about["documents"]}
         for row in result.rows("probe", lens=about["lens"], measure="AUC"):
@@ -184,43 +167,43 @@ def _auc_rows(result: StudyResult) -> Iterator[Row]:
 
 SAMPLE = "balanced in each layer; folds by document; 95 % intervals, over documents"
 FIGURES = (
-    Figure(
+    study.Figure(
         "probe",
         "What the probe predicts",
         "Each row sums to 100 %; the diagonal is right.",
         _confusion_rows,
         "heatmap",
-        x=Axis("task predicted by the probe"),
-        y=Axis("true task"),
+        x=study.Axis("task predicted by the probe"),
+        y=study.Axis("true task"),
         cell_form="{:.0%}",
         size=(4.6, 4.1),
         share_y=False,
         unit="(position, layer)",
         sample=SAMPLE,
     ),
-    Figure(
+    study.Figure(
         "auc",
         "Each task against the rest",
         "0.5 is chance. Labels are permuted among positions within each layer. States without "
         "information are random walks with the model's step sizes.",
         _auc_rows,
         "dots",
-        x=Axis("task against all others", "category"),
-        y=Axis("ROC-AUC on unseen documents"),
+        x=study.Axis("task against all others", "category"),
+        y=study.Axis("ROC-AUC on unseen documents"),
         dodge=True,
         size=(5.0, 3.7),
         columns=2,
         unit="(position, layer)",
         sample=SAMPLE,
-        marks=lambda _: [Mark("y", 0.5)],
+        marks=lambda _: [study.Mark("y", 0.5)],
         lines={
-            "control": Line("states without information", "amber", "D"),
-            "probe": Line("the probe (95 %)", "blue"),
-            "null": Line("permuted labels (95 %)", "pale", style="range"),
+            "control": study.Line("states without information", "amber", "D"),
+            "probe": study.Line("the probe (95 %)", "blue"),
+            "null": study.Line("permuted labels (95 %)", "pale", style="range"),
         },
     ),
 )
-SECTION = Section(
+SECTION = study.Section(
     "probe",
     "Can the task be read off a state?",
     _run,
@@ -229,6 +212,5 @@ SECTION = Section(
     short="Tasks",
     help="tasks read off states",
     findings=_findings,
-    figures=FIGURES,
-    claims=(Claim("The rank that is being decided can be told from a single state.", _claim),),
+    shows=(*FIGURES, _claim),
 )

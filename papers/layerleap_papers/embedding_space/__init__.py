@@ -11,9 +11,16 @@ from collections.abc import Iterator
 
 from layerleap import StudyResult
 from layerleap.study import Box, Study
-from layerleap_papers.embedding_space import active, carried, columns, kept, neurons, twin
-from layerleap_papers.embedding_space.context import EmbeddingContext
-from layerleap_papers.embedding_space.settings import EmbeddingSettings
+from layerleap_papers.embedding_space import (
+    active,
+    columns,
+    mapped_states,
+    neurons,
+    truncation,
+    untrained_control,
+)
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_settings import EmbeddingSettings
 
 __all__ = ["STUDY", "EmbeddingSettings"]
 
@@ -33,24 +40,25 @@ def _about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box(
+BOXES = (
+    Box(
         "transposed",
         "The transposed matrix",
         "The score of a token is the inner product of the vector with the token's row of E.",
-    )
-    yield Box(
+    ),
+    Box(
         "inverse",
         "The pseudo-inverse",
         "Scores that give back every inner product exactly if all tokens are kept.",
-    )
-    if result.rows("carried"):
-        yield Box(
-            "linear",
-            "the linear shortcut",
-            "One matrix per layer, fitted by least squares on other documents, predicts the last "
-            "state from an earlier one.",
-        )
+    ),
+    Box(
+        "linear",
+        "mat, the linear shortcut",
+        "One matrix per layer, fitted by least squares on other documents, predicts the last "
+        "state from an earlier one.",
+        lambda result: bool(result.rows("carried")),
+    ),
+)
 
 
 STUDY = Study(
@@ -68,12 +76,12 @@ STUDY = Study(
         neurons.SECTION,
         columns.SECTION,
         active.SECTION,
-        kept.SECTION,
-        carried.SECTION,
-        twin.SECTION,
+        truncation.SECTION,
+        mapped_states.SECTION,
+        untrained_control.SECTION,
     ),
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

@@ -9,40 +9,24 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.errors import ModelRefused
 from layerleap.lens import DIFFERENCE, SHARE, Documents
 from layerleap.models.weights import refusals
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    at_every,
-    estimate,
-    percent,
-    untested,
-)
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap.study import above, at_every, estimate, percent, pick, points, untested
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.matches import OTHERS, OWN, Matches
 from layerleap_papers.embedding_space.pairs import interval
 from layerleap_papers.embedding_space.passes import BY_SIZE, KEY_WAYS, WAYS
 
 LEAD = "lead"
+PANELS = {way: f"{way[0].upper()}{way[1:]}" for way in WAYS}
 STATES = {"raw": "its own layer's state", "last": "the last layer's state"}
 
 
 def layer_rows(
     matches: Matches, columns: Mapping[tuple[str, str], Mapping[int, Tensor]], **about: str
-) -> list[Row]:
+) -> list[study.Row]:
     """Rows with intervals over documents: each column (state, measure) by layer, and its mean."""
     documents, rows = Documents(matches.documents), []
     for (state, measure), by_block in columns.items():
@@ -54,11 +38,11 @@ def layer_rows(
     return rows
 
 
-def _run(context: EmbeddingContext) -> Tables:
+def _run(context: EmbeddingContext) -> study.Tables:
     matches = context.matches
     if not matches.shares:
         raise ModelRefused("; ".join(refusals(context.model, 1)))
-    rows: list[Row] = []
+    rows: list[study.Row] = []
     for way in dict.fromkeys(way for way, _ in matches.places):
         blocks = [block for each, block in matches.places if each == way]
         columns: dict[tuple[str, str], dict[int, Tensor]] = {}
@@ -75,20 +59,18 @@ def ways_of(result: StudyResult) -> list[str]:
     return [way for way in WAYS if result.row("active", way=way)]
 
 
-def by_layer(result: StudyResult, **where: str) -> list[Row]:
-    """The rows of single layers."""
-    return [row for row in result.rows("active", **where) if row["layer"] is not None]
-
-
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _claim(result: StudyResult, *ways: str) -> Verdict:
+def _claim(result: StudyResult, *ways: str) -> study.Verdict:
     found = [way for way in ways if way in ways_of(result)]
     if not found:
         return untested("these vectors, or their activity, are not verified in any layer")
     given = {
-        way: [above(row) for row in by_layer(result, way=way, state="raw", measure=LEAD)]
+        way: [
+            above(row)
+            for row in result.rows("active", way=way, state="raw", measure=LEAD, layer=study.KNOWN)
+        ]
         for way in found
     }
     seen = "; ".join(
@@ -96,7 +78,7 @@ def _claim(result: StudyResult, *ways: str) -> Verdict:
         f"{own.count('no')}"
         for way, own in given.items()
     )
-    return Verdict(
+    return study.Verdict(
         at_every(answer for own in given.values() for answer in own),
         seen,
         "yes if the interval of the lead over parameters chosen by other documents is above 0 at "
@@ -104,13 +86,17 @@ def _claim(result: StudyResult, *ways: str) -> Verdict:
     )
 
 
-def _last(result: StudyResult) -> Verdict:
-    rows = by_layer(result, way=BY_SIZE, state="last", measure=LEAD)
+@study.claim(
+    "The most active FFN values of late layers name tokens of the last state, more often "
+    "than by chance."
+)
+def _last(result: StudyResult) -> study.Verdict:
+    rows = result.rows("active", way=BY_SIZE, state="last", measure=LEAD, layer=study.KNOWN)
     if not rows:
         return untested("FFN values, or their activity, are not verified in any layer")
     late = rows[-max(1, round(len(rows) / 3)) :]
     given = [above(row) for row in late]
-    return Verdict(
+    return study.Verdict(
         at_every(given),
         f"clearly more at {given.count('yes')} of the last {len(late)} layers: "
         f"{percent(min(row['value'] for row in late), 1)} to "
@@ -121,43 +107,35 @@ def _last(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "A state's top tokens are found among those of its most active FFN values, more often "
         "than by chance, in every layer.",
         lambda result: _claim(result, BY_SIZE),
     ),
-    Claim(
+    study.Claim(
         "They are found among those of its most active keys, more often than by chance, in every "
         "layer.",
         lambda result: _claim(result, *KEY_WAYS),
     ),
-    Claim(
+    study.Claim(
         "They are found among those of its most active W_V columns and W_O rows, more often than "
         "by chance, in every layer.",
         lambda result: _claim(result, "W_V columns", "W_O rows"),
     ),
-    Claim(
-        "The most active FFN values of late layers name tokens of the last state, more often "
-        "than by chance.",
-        _last,
-    ),
+    _last,
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     k, n = result.settings["state_k"], result.settings["active"]
     for way in ways_of(result):
         own, other, last = (
-            next(
-                row
-                for row in result.rows("active", way=way, state=state, measure=measure)
-                if row["layer"] is None
-            )
+            result.rows("active", way=way, state=state, measure=measure, layer=None)[0]
             for state, measure in (("raw", OWN), ("raw", OTHERS), ("last", LEAD))
         )
-        leads = by_layer(result, way=way, state="raw", measure=LEAD)
+        leads = result.rows("active", way=way, state="raw", measure=LEAD, layer=study.KNOWN)
         best = max(leads, key=lambda row: row["value"])
-        yield Finding(
+        yield study.Finding(
             f"Of a state's top {k} tokens, {_percent(own)} are among those of the {n} most active "
             f"{way}, and {_percent(other)} among those that are active in other documents (mean "
             f"over layers). The lead is largest at layer {best['layer']}: {in_points(best)}. For "
@@ -167,42 +145,22 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def _percent(row: Row) -> str:
+def _percent(row: study.Row) -> str:
     return f"{interval(in_percent(row), '{:.1f}')} %"
 
 
-def in_points(row: Row) -> str:
+def in_points(row: study.Row) -> str:
     """A difference of shares with its interval, for sentences."""
     return f"{interval(in_percent(row), '{:+.1f}')} points"
 
 
-def in_percent(row: Row) -> Row:
+def in_percent(row: study.Row) -> study.Row:
     """The value and its interval times 100."""
     ends = ("value", "low", "high")
     return {key: None if row[key] is None else 100 * row[key] for key in ends}
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for way in ways_of(result):
-        for state, measure in (("raw", OWN), ("raw", OTHERS), ("last", OWN), ("last", OTHERS)):
-            for row in by_layer(result, way=way, state=state, measure=measure):
-                ends = {key: row[key] for key in ("low", "high", "rows", "documents")}
-                yield {
-                    "x": row["layer"],
-                    "y": row["value"],
-                    "line": f"{state} {measure}",
-                    "panel": way[0].upper() + way[1:],
-                    **ends,
-                }
-
-
-def _lead_rows(result: StudyResult) -> Iterator[Row]:
-    for way in ways_of(result):
-        for row in by_layer(result, way=way, state="raw", measure=LEAD):
-            yield {**row, "column": way}
-
-
-SECTION = Section(
+SECTION = study.Section(
     "active",
     "Do states say what active parameters say?",
     _run,
@@ -210,35 +168,41 @@ SECTION = Section(
     "the vocabulary, each with the sign of its activity. How many of the state's top tokens are "
     "among theirs? The control takes the vectors that were most active at a position of another "
     "document. Keys are those of the neurons whose values are most active.",
-    short="Active",
     help="states and active parameters",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "active",
             "Top tokens found among those of active parameters",
             "Share of a state's top tokens. Solid: vectors active at the position itself; dashed: "
             "at a position of another document.",
-            _points,
-            y=Axis("share of tokens", "share", low=0),
+            points(
+                "active",
+                line="{state} {measure}",
+                panel="{way}",
+                words={"way": PANELS},
+                way=WAYS,
+                state=("raw", "last"),
+                measure=(OWN, OTHERS),
+                layer=study.KNOWN,
+            ),
+            y=study.Axis("share of tokens", "share", low=0),
             size=(3.6, 3.4),
             share_y=False,
             lines={
-                f"raw {OWN}": Line("state of the layer", "blue"),
-                f"raw {OTHERS}": Line("this layer, vectors of others", "sky", "", "dashed"),
-                f"last {OWN}": Line("state of the last layer", "green"),
-                f"last {OTHERS}": Line("last layer, vectors of others", "pale", "", "dashed"),
+                f"raw {OWN}": study.Line("state of the layer", "blue"),
+                f"raw {OTHERS}": study.Line("this layer, vectors of others", "sky", "", "dashed"),
+                f"last {OWN}": study.Line("state of the last layer", "green"),
+                f"last {OTHERS}": study.Line("last layer, vectors of others", "pale", "", "dashed"),
             },
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "active-table",
             "Lead over parameters chosen by other documents (points), by layer",
-            _lead_rows,
-            (Column("layer"),),
-            across="column",
+            pick("active", way=WAYS, state="raw", measure=LEAD, layer=study.KNOWN),
+            (study.Column("layer"),),
+            across="way",
             cells=(estimate("value", "", "{:+.1f}", 100),),
             dense=True,
         ),

@@ -13,27 +13,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult, Transformer
+from layerleap import StudyResult, Transformer, study
 from layerleap.errors import ModelRefused
 from layerleap.models.weights import all_heads, heads, kinds, refusals, vectors
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    at_every,
-    estimate,
-    untested,
-)
-from layerleap_papers.embedding_space.context import EmbeddingContext
-from layerleap_papers.embedding_space.neurons import point
+from layerleap.study import at_every, estimate, pick, points, untested
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.pairs import (
     OWN,
     READINGS,
@@ -53,6 +37,7 @@ from layerleap_papers.embedding_space.tokens import derangement
 PAIRS = {"W_Q and W_K": ("attn.q", "attn.k"), "W_V and W_O": ("attn.o", "attn.v")}
 LAYER, HEAD = "other columns of the layer", "other columns of the head"
 CONTROLS = (LAYER, HEAD)
+OVER = {lead_over(control): f"over {control}" for control in CONTROLS}
 
 
 def partners_of(
@@ -82,7 +67,7 @@ def tables_of(
     matrix: Tensor,
     limit: int | None,
     readings: tuple[str, ...],
-) -> Tables:
+) -> study.Tables:
     """Overlaps of columns in every block of a model whose heads are verified."""
     depth = Depth()
     blocks = _blocks(context, model)
@@ -130,7 +115,7 @@ def _blocks(context: EmbeddingContext, model: Transformer) -> dict[int, list[str
     return found
 
 
-def _run(context: EmbeddingContext) -> Tables:
+def _run(context: EmbeddingContext) -> study.Tables:
     readings = tuple(READINGS) if context.settings.fold else ("plain", "signed")
     return tables_of(context, context.model, context.matrix, context.settings.vectors, readings)
 
@@ -138,7 +123,7 @@ def _run(context: EmbeddingContext) -> Tables:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _claim(name: str, result: StudyResult) -> Verdict:
+def _claim(name: str, result: StudyResult) -> study.Verdict:
     given = {
         control: answers(result, "columns", pair=name, measure=lead_over(control))
         for control in CONTROLS
@@ -150,7 +135,7 @@ def _claim(name: str, result: StudyResult) -> Verdict:
         f"{own.count('no')}"
         for control, own in given.items()
     )
-    return Verdict(
+    return study.Verdict(
         at_every(answer for own in given.values() for answer in own),
         counts,
         "yes if the intervals of the leads over both controls are above 0 at every layer, partly "
@@ -159,12 +144,12 @@ def _claim(name: str, result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "Columns of W_Q and W_K of the same index share more top tokens than other columns, in "
         "every layer.",
         lambda result: _claim("W_Q and W_K", result),
     ),
-    Claim(
+    study.Claim(
         "Columns of W_V and rows of W_O of the same index share more top tokens than others, in "
         "every layer.",
         lambda result: _claim("W_V and W_O", result),
@@ -172,7 +157,7 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     k = result.settings["k"]
     for name in PAIRS:
         rows = {m: mean_of(result, "columns_depth", pair=name, measure=m) for m in (OWN, *CONTROLS)}
@@ -181,39 +166,21 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         controls = " and ".join(
             f"{interval(row, '{:.4f}')} with {control}" for control, row in rows.items() if row
         )
-        yield Finding(
+        yield study.Headline(
             f"The top {k} tokens of {name} at the same index have a Jaccard index of "
-            f"{interval(own, '{:.4f}')} on average over layers, {controls}.",
-            under="columns",
-            headline=True,
+            f"{interval(own, '{:.4f}')} on average over layers, {controls}."
         )
         for reading, words in (("signed", "by highest tokens"), ("folded", "with norms folded in")):
             lead = mean_of(
                 result, "columns_depth", pair=name, measure=lead_over(LAYER), reading=reading
             )
             if lead is not None:
-                yield Finding(
-                    f"{name}, {words}: the mean lead over {LAYER} is {interval(lead, '{:.4f}')}.",
-                    under="columns",
+                yield (
+                    f"{name}, {words}: the mean lead over {LAYER} is {interval(lead, '{:.4f}')}."
                 )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for name in PAIRS:
-        for measure in (OWN, *CONTROLS):
-            for row in result.rows("columns", pair=name, reading="plain", measure=measure):
-                yield point(row, panel=name)
-
-
-def _lead_rows(result: StudyResult) -> Iterator[Row]:
-    for name in PAIRS:
-        for control in CONTROLS:
-            rows = result.rows("columns", pair=name, reading="plain", measure=lead_over(control))
-            for row in rows:
-                yield {**row, "column": f"{name}, over {control}"}
-
-
-SECTION = Section(
+SECTION = study.Section(
     "columns",
     "Do paired columns of a head name the same tokens?",
     _run,
@@ -224,32 +191,37 @@ SECTION = Section(
     short="Heads",
     help="columns of W_Q and W_K, W_V and W_O",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "columns",
             "Overlap of columns",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
-            _points,
-            y=Axis("Jaccard index", low=0),
+            points(
+                "columns",
+                line="{measure}",
+                panel="{pair}",
+                pair=PAIRS,
+                reading="plain",
+                measure=(OWN, *CONTROLS),
+            ),
+            y=study.Axis("Jaccard index", low=0),
             size=(4.6, 3.6),
             unit="columns",
             sample="bands: 95 %, over columns of W_K or W_V in a layer",
             share_y=False,
             lines={
-                OWN: Line("same index", "blue"),
-                LAYER: Line(LAYER, "grey", marker="s", style="dashed"),
-                HEAD: Line(HEAD, "amber", marker="D", style="dashed"),
+                OWN: study.Line("same index", "blue"),
+                LAYER: study.Line(LAYER, "grey", marker="s", style="dashed"),
+                HEAD: study.Line(HEAD, "amber", marker="D", style="dashed"),
             },
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "columns-table",
             "Lead of the same index over both controls, times 1,000, by layer",
-            _lead_rows,
-            (Column("layer"),),
-            across="column",
+            pick("columns", pair=PAIRS, measure=OVER, reading="plain", words={"measure": OVER}),
+            (study.Column("layer"),),
+            across="{pair}, {measure}",
             cells=(estimate("value", "", "{:.1f}", 1000),),
             dense=True,
         ),

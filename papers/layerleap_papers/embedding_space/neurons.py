@@ -8,29 +8,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from layerleap import StudyResult, Transformer
+from layerleap import StudyResult, Transformer, study
 from layerleap.errors import ModelRefused
 from layerleap.models.weights import feed_forwards, kinds, refusals, vectors
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    at_every,
-    below,
-    estimate,
-    untested,
-)
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap.study import above, all_of, at_every, below, estimate, pick, points, untested
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.pairs import (
     OWN,
     READINGS,
@@ -60,7 +42,7 @@ def tables_of(
     matrix: Tensor,
     limit: int | None,
     readings: tuple[str, ...],
-) -> Tables:
+) -> study.Tables:
     """Overlaps of keys and values in every block of a model that has both."""
     depth = Depth()
     blocks = key_blocks(context, model)
@@ -104,7 +86,7 @@ def key_blocks(context: EmbeddingContext, model: Transformer) -> dict[int, list[
     return found
 
 
-def _run(context: EmbeddingContext) -> Tables:
+def _run(context: EmbeddingContext) -> study.Tables:
     readings = tuple(READINGS) if context.settings.fold else ("plain", "signed")
     return tables_of(context, context.model, context.matrix, context.settings.vectors, readings)
 
@@ -117,13 +99,17 @@ def keys_of(result: StudyResult, table: str = "neurons") -> list[str]:
 # --- claims ------------------------------------------------------------------------------------
 
 
-def _above_shuffled(result: StudyResult) -> Verdict:
+@study.claim(
+    "The key and the value of a neuron share more top tokens than shuffled pairs do, in "
+    "every layer."
+)
+def _above_shuffled(result: StudyResult) -> study.Verdict:
     given = {key: answers(result, "neurons", pair=key, measure=LEAD) for key in keys_of(result)}
     counts = "; ".join(
         f"{NAMES[key]}: clearly above at {own.count('yes')} of {len(own)} layers"
         for key, own in given.items()
     )
-    return Verdict(
+    return study.Verdict(
         at_every(answer for own in given.values() for answer in own),
         counts,
         "yes if the interval of the lead over shuffled pairs is above 0 at every layer, for every "
@@ -131,7 +117,8 @@ def _above_shuffled(result: StudyResult) -> Verdict:
     )
 
 
-def _grows(result: StudyResult) -> Verdict:
+@study.claim("The overlap of keys and values grows with depth.")
+def _grows(result: StudyResult) -> study.Verdict:
     rows = {
         key: result.row("neurons_depth", pair=key, reading="plain", measure=LEAD, over="rise")
         for key in keys_of(result)
@@ -140,14 +127,14 @@ def _grows(result: StudyResult) -> Verdict:
     if not known:
         return untested("growth needs two layers or more")
     seen = "; ".join(f"{NAMES[key]}: {interval(row, '{:+.4f}')}" for key, row in known.items())
-    return Verdict(
+    return study.Verdict(
         all_of(above(row) for row in known.values()),
         f"rise of the lead from the first to the last layer, along a straight line: {seen}",
         "yes if the intervals of all kinds of key are above 0, partly if those of some",
     )
 
 
-def _one_is_better(result: StudyResult) -> Verdict:
+def _one_is_better(result: StudyResult) -> study.Verdict:
     mean = mean_of(result, "neurons_depth", pair="both", measure=BETTER)
     rows = result.rows("neurons", pair="both", measure=BETTER, reading="plain")
     if mean is None:
@@ -156,7 +143,7 @@ def _one_is_better(result: StudyResult) -> Verdict:
     given = [compare(row) for row in rows]
     is_mixed = {"yes", "no"} <= set(given)  # then neither is better in every layer
     answer = at_every(given) if is_mixed or compare(mean) == "yes" else "cannot tell"
-    return Verdict(
+    return study.Verdict(
         answer,
         f"gates minus ups, mean over layers: {interval(mean, '{:+.4f}')}; {better} clearly better "
         f"at {given.count('yes')} of {len(given)} layers, the others at {given.count('no')}",
@@ -171,13 +158,9 @@ def is_gated(result: StudyResult) -> bool:
 
 
 CLAIMS = (
-    Claim(
-        "The key and the value of a neuron share more top tokens than shuffled pairs do, in "
-        "every layer.",
-        _above_shuffled,
-    ),
-    Claim("The overlap of keys and values grows with depth.", _grows),
-    Claim(
+    _above_shuffled,
+    _grows,
+    study.Claim(
         "In a gated FFN, one kind of key pairs better with the values than the other, in every "
         "layer.",
         _one_is_better,
@@ -189,7 +172,7 @@ CLAIMS = (
 # --- findings, figures and tables --------------------------------------------------------------
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     k, keys = result.settings["k"], keys_of(result)
     for key in keys:
         own, shuffled = (
@@ -198,13 +181,11 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         given = answers(result, "neurons", pair=key, measure=LEAD)
         assert own is not None
         assert shuffled is not None
-        yield Finding(
+        yield study.Headline(
             f"The top {k} tokens of {NAMES[key]} and values of the same neuron have a Jaccard "
             f"index of {interval(own, '{:.4f}')} on average over layers, shuffled pairs "
             f"{interval(shuffled, '{:.4f}')}. The lead is clearly above 0 at "
-            f"{given.count('yes')} of {len(given)} layers.",
-            under="neurons",
-            headline=True,
+            f"{given.count('yes')} of {len(given)} layers."
         )
     for reading, words in (
         ("signed", "With the highest tokens instead of those of largest magnitude"),
@@ -216,80 +197,64 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         }
         known = [f"{interval(row, '{:.4f}')} ({NAMES[key]})" for key, row in leads.items() if row]
         if known:
-            yield Finding(f"{words}, the mean lead is {' and '.join(known)}.", under="neurons")
+            yield (f"{words}, the mean lead is {' and '.join(known)}.")
     if (better := mean_of(result, "neurons_depth", pair="both", measure=BETTER)) is not None:
         words = "Neither kind of key clearly pairs better with values"
         if above(better) == "yes":
             words = "Gates pair better with values than ups"
         elif below(better) == "yes":
             words = "Ups pair better with values than gates"
-        yield Finding(
+        yield study.Finding(
             f"{words}: the difference of their leads is "
             f"{interval(better, '{:+.4f}')} on average over layers.",
             headline=True,
         )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for key in keys_of(result):
-        for measure in (OWN, SHUFFLED):
-            for row in result.rows("neurons", pair=key, reading="plain", measure=measure):
-                yield point(row, panel=f"{NAMES[key].capitalize()} and values")
-
-
-def point(row: Row, **more: str) -> Row:
-    """A point of a figure over layers, a line per measure."""
-    ends = {key: row[key] for key in ("low", "high", "rows")}
-    return {"x": row["layer"], "y": row["value"], "line": row["measure"], **ends, **more}
-
-
 LINES = {
-    OWN: Line("same neuron", "blue"),
-    SHUFFLED: Line("shuffled pairs", "grey", marker="s", style="dashed"),
+    OWN: study.Line("same neuron", "blue"),
+    SHUFFLED: study.Line("shuffled pairs", "grey", marker="s", style="dashed"),
 }
 SAMPLE = "bands: 95 %, over neurons of a layer"
 
 
-def _lead_rows(result: StudyResult) -> Iterator[Row]:
-    for reading in READINGS:
-        for key in keys_of(result):
-            rows = result.rows("neurons", pair=key, reading=reading, measure=LEAD)
-            for row in rows:
-                yield {**row, "column": f"{NAMES[key]}, {reading}"}
-
-
-SECTION = Section(
+SECTION = study.Section(
     "neurons",
     "Do key and value of a neuron name the same tokens?",
     _run,
     "A neuron reads the stream with its key and writes its value. Both are read in the vocabulary "
     "with the transposed output matrix, and their tokens of largest magnitude are compared. The "
     "control pairs every key with the value of another neuron of the same layer.",
-    short="Neurons",
     help="keys and values",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "neurons",
             "Overlap of keys and values",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
-            _points,
-            y=Axis("Jaccard index", low=0),
+            points(
+                "neurons",
+                line="{measure}",
+                panel="{pair} and values",
+                words={"pair": {key: name.capitalize() for key, name in NAMES.items()}},
+                pair=KEYS,
+                reading="plain",
+                measure=(OWN, SHUFFLED),
+            ),
+            y=study.Axis("Jaccard index", low=0),
             lines=LINES,
             size=(4.6, 3.6),
             unit="neurons",
             sample=SAMPLE,
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "neurons-table",
             "Lead of own pairs over shuffled ones, times 1,000, by layer; plain: tokens of largest "
             "magnitude; signed: highest tokens; folded: norms folded in",
-            _lead_rows,
-            (Column("layer"),),
-            across="column",
+            pick("neurons", reading=READINGS, pair=KEYS, measure=LEAD, words={"pair": NAMES}),
+            (study.Column("layer"),),
+            across="{pair}, {reading}",
             cells=(estimate("value", "", "{:.1f}", 1000),),
             dense=True,
         ),

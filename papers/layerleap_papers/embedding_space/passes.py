@@ -25,7 +25,7 @@ from layerleap.models import Capture, Site
 from layerleap.models.weights import feed_forward, heads, kinds, vectors
 from layerleap.progress import Progress
 from layerleap.stream import Batch, modality
-from layerleap_papers.embedding_space.settings import EmbeddingSettings
+from layerleap_papers.embedding_space.embedding_settings import EmbeddingSettings
 
 # Ways to choose active vectors, and the kind of vector that each chooses.
 BY_SIZE, BY_COEFFICIENT = "values", "values by coefficient alone"

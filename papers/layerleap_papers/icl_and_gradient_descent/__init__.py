@@ -14,16 +14,16 @@ from layerleap import StudyResult
 from layerleap.study import Box, Study
 from layerleap_papers.icl_and_gradient_descent import (
     changes,
+    icl_accuracy,
     layers,
-    learns,
     rates,
     shots,
     similarity,
-    works,
+    training_accuracy,
 )
-from layerleap_papers.icl_and_gradient_descent.context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_settings import IclSettings
 from layerleap_papers.icl_and_gradient_descent.rates import LOSSES
-from layerleap_papers.icl_and_gradient_descent.settings import IclSettings
 
 __all__ = ["STUDY", "IclSettings"]
 
@@ -59,20 +59,21 @@ def _about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box(
+BOXES = (
+    Box(
         "logit",
         "Layer-causal gradient descent",
         "Every block has its own loss: its output is read as if it were the last layer's. Nothing "
         "flows back from later blocks, as nothing does in context.",
-    )
-    if len(result.settings["lenses"]) > 1:
-        yield Box(
-            "linear",
-            "Through shortcuts",
-            "The same, but a block's output is first mapped to the last layer by a linear map that "
-            "was fitted on other text, which reads it far better.",
-        )
+    ),
+    Box(
+        "linear",
+        "Through shortcuts",
+        "The same, but a block's output is first mapped to the last layer by a linear map that "
+        "was fitted on other text, which reads it far better.",
+        lambda result: len(result.settings["lenses"]) > 1,
+    ),
+)
 
 
 STUDY = Study(
@@ -87,9 +88,9 @@ STUDY = Study(
     settings=IclSettings,
     context=IclContext,
     sections=(
-        works.SECTION,
+        icl_accuracy.SECTION,
         rates.SECTION,
-        learns.SECTION,
+        training_accuracy.SECTION,
         similarity.SECTION,
         changes.SECTION,
         layers.SECTION,
@@ -98,5 +99,5 @@ STUDY = Study(
     paper="Deutch, Magar, Bar Natan and Dar, \u201cIn-context Learning and Gradient Descent "
     "Revisited\u201d (NAACL 2024).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

@@ -6,10 +6,11 @@ training made right, the share that context made right (Rec2FTP), with how few t
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.learning import (
     Ratio,
     change_jaccard,
@@ -18,38 +19,16 @@ from layerleap.act.learning import (
     shuffled,
 )
 from layerleap.lens import nested_means, nested_ratios
-from layerleap.study import (
-    Answer,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    below,
-    difference,
-    estimate,
-    percent,
-    untested,
-)
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.judged import (
-    IDLE,
+from layerleap.study import percent
+from layerleap_papers.icl_and_gradient_descent.claims import (
+    Judged,
     interval,
-    judged,
-    learns,
-    not_learned,
 )
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
 
 FEWEST = 10  # counted queries: fewer say nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
@@ -61,13 +40,18 @@ CONTROLS_HERE = (
     "makes no predictions, and those of untrained blocks are random, so neither is a control here."
 )
 TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
+CASES = {
+    **NAMES,
+    **{f"{way}/labels": f"{name}, shuffled answers" for way, name in NAMES.items()},
+    "in-context": "in context",
+}
 MOST = {"jaccard": 2, "recall": 1}  # what one query can count: two changes that differ
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Accuracy after training, and both measures of changed predictions."""
-    accuracy: list[Row] = []
-    changes: list[Row] = []
+    accuracy: list[study.Row] = []
+    changes: list[study.Row] = []
     for task, cells in context.cells():
         for case in (
             "zero-shot",
@@ -85,7 +69,9 @@ def tables(context: IclContext) -> Tables:
     return {"trained_accuracy": accuracy, "changes": changes}
 
 
-def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> Iterator[Row]:
+def _changes(
+    cells: list[dict[str, Tensor]], place: study.Row, seeds: list[int]
+) -> Iterator[study.Row]:
     """Both measures of one way, or of one of its controls."""
     way, control = place["way"], place["control"]
     case = f"{way}/labels" if control == "labels" else way
@@ -110,7 +96,7 @@ def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> It
         yield {**place, "measure": measure, **_estimate(ratios, MOST[measure])}
 
 
-def _estimate(ratios: list[Ratio], most: int) -> Row:
+def _estimate(ratios: list[Ratio], most: int) -> study.Row:
     """The share of all seeds, what it is a share of, and how large that is among all queries.
 
     A share of few queries has no interval.
@@ -129,7 +115,7 @@ def _estimate(ratios: list[Ratio], most: int) -> Row:
     return {**value, **ends, "counted": total}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Per task: what training makes right, and what both change alike."""
     for task in names(result):
         rows = {row["case"]: row for row in result.rows("trained_accuracy", task=task)}
@@ -137,10 +123,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         if not known:
             continue
         after = ", ".join(f"{percent(rows[w]['value'])} after {NAMES[w]}" for w in known)
-        yield Finding(
+        yield (
             f"{panel(result, task)}: {percent(rows['zero-shot']['value'])} right zero-shot, "
-            f"{percent(rows['in-context']['value'])} in context, {after}.",
-            under="changes",
+            f"{percent(rows['in-context']['value'])} in context, {after}."
         )
         for way in known[:2]:
             jaccard, recall = (
@@ -149,7 +134,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             )
             if jaccard is not None and recall is not None and recall["value"] is not None:
                 controls = ", ".join(
-                    f"{interval(row, '{:.2f}')} with {CONTROLS[control]}"
+                    f"{interval(row, '.2f')} with {CONTROLS[control]}"
                     for control in ("labels", "queries")
                     if (
                         row := result.row(
@@ -158,139 +143,101 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                     )
                     is not None
                 )
-                yield Finding(
-                    f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '{:.2f}')}"
+                yield (
+                    f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '.2f')}"
                     f" of {recall['counted']} queries that training made right, change-Jaccard "
-                    f"{interval(jaccard, '{:.2f}')} of {jaccard['counted']} changed predictions "
-                    f"({controls}).",
-                    under="changes",
+                    f"{interval(jaccard, '.2f')} of {jaccard['counted']} changed predictions "
+                    f"({controls})."
                 )
 
 
-def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
-    """By task that works and way of the paper; None if training diverged."""
-    return {
-        f"{task}, {NAMES[way]}": result.row(
-            "changes", task=task, way=way, measure=measure, control=""
-        )
-        for task in working(result)
-        for way in ("gd", "lcgd-logit")
-    }
+def _change(result: StudyResult, task: str, way: str, measure: str) -> study.Row | None:
+    return result.row("changes", task=task, way=way, measure=measure, control="")
 
 
-def _few(result: StudyResult) -> Verdict:
-    if not working(result):
-        return not_learned(result)
-    answers: list[Answer] = []
-    seen: list[str] = []
-    rows = _ways(result, "recall")
-    if not any(rows.values()):
-        return untested("it was not measured in this run")
-    for name, row in rows.items():
-        if row is None or not learns(result, row):
-            answers.append("cannot tell")
-            seen.append(f"{name} not measured" if row is None else f"{name} {IDLE}")
-            continue
-        answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
-        seen.append(f"{name} {row['counted']} of {row['rows']} queries")
-    return Verdict(
-        all_of(answers),
-        "; ".join(seen),
-        "queries that training made right: yes if the interval of their share is below a tenth of "
-        "all queries for both ways, on all tasks that are learned in context",
-    )
+def _size(result: StudyResult, task: str, way: str) -> study.Row | None:
+    """How many queries training made right, of all."""
+    row = _change(result, task, way, "recall")
+    return None if row is None else {**row, **study.part_of(row, "size")}
 
 
-def _exposed(result: StudyResult) -> Verdict:
-    """Rec2FTP above change-Jaccard: intervals that do not meet."""
-    if not working(result):
-        return not_learned(result)
-    answers: list[Answer] = []
-    seen: list[str] = []
-    recalls, jaccards = (_ways(result, measure) for measure in ("recall", "jaccard"))
-    if not any(recalls.values()):
-        return untested("it was not measured in this run")
-    for name, recall in recalls.items():
-        jaccard = jaccards[name]
-        if recall is None or jaccard is None:
-            answers.append("cannot tell")
-            seen.append(f"{name} not measured")
-            continue
-        if not learns(result, recall):
-            answers.append("cannot tell")
-            seen.append(f"{name} {IDLE}")
-            continue
-        if None in (recall["low"], recall["high"], jaccard["low"], jaccard["high"]):
-            answers.append("cannot tell")
-            seen.append(
-                f"{name} rests on {recall['counted']} queries and {jaccard['counted']} changed "
-                "predictions"
-            )
-            continue
-        answers.append(above(difference(recall, jaccard)))
-        seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
-    return Verdict(
-        all_of(answers),
-        "; ".join(seen),
-        "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
-        "tasks that are learned in context",
-    )
+def _both(result: StudyResult, task: str, way: str) -> study.Row | None:
+    """Both measures, and how far one is above the other: intervals that do not meet."""
+    recall, jaccard = (_change(result, task, way, measure) for measure in ("recall", "jaccard"))
+    if recall is None or jaccard is None:
+        return None
+    gap = study.difference(recall, jaccard)
+    return {"value": 0.0, "recall": recall, "jaccard": jaccard, "gap": gap}
 
 
-def _closer(result: StudyResult) -> Verdict:
-    rows: list[tuple[str, Row | None]] = []
-    for task in working(result):
-        a, b = (
-            result.row("changes", task=task, way=way, measure="jaccard", control="")
-            for way in ("lcgd-logit", "gd")
-        )
-        rows.append((task, None if a is None or b is None else difference(a, b)))
-    return judged(
-        result,
-        rows,
-        lambda _, row: above(row),
-        "yes if the two intervals do not meet on all tasks that are learned in context",
-        "{:+.2f}",
-        ("lcgd-logit", "gd"),
-    )
+def _in_words(both: study.Row) -> str:
+    recall, jaccard = both["recall"], both["jaccard"]
+    if both["gap"]["low"] is None:
+        return f"rests on {recall['counted']} queries and {jaccard['counted']} changed predictions"
+    return f"{recall['value']:.2f} against {jaccard['value']:.2f}"
+
+
+def _gap(result: StudyResult, task: str) -> study.Row | None:
+    a, b = (_change(result, task, way, "jaccard") for way in ("lcgd-logit", "gd"))
+    return None if a is None or b is None else study.difference(a, b)
 
 
 CLAIMS = (
-    Claim("Rec2FTP says little, because training makes few queries right.", _few),
-    Claim("Rec2FTP is far above the share of predictions that change alike.", _exposed),
-    Claim(
+    study.Claim(
+        "Rec2FTP says little, because training makes few queries right.",
+        Judged(
+            _size,
+            "queries that training made right: yes if the interval of their share is below a tenth "
+            "of all queries for both ways, on all tasks that are learned in context",
+            lambda row: f"{row['counted']} of {row['rows']} queries",
+            by_way=True,
+            answer=partial(study.below, threshold=FEW),
+        ),
+    ),
+    study.Claim(
+        "Rec2FTP is far above the share of predictions that change alike.",
+        Judged(
+            _both,
+            "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
+            "tasks that are learned in context",
+            _in_words,
+            by_way=True,
+            answer=lambda row: study.above(row["gap"]),
+        ),
+    ),
+    study.Claim(
         "Layer-causal training changes more predictions as context does than plain gradient "
         "descent (change-Jaccard).",
-        _closer,
+        Judged(
+            _gap,
+            "yes if the two intervals do not meet on all tasks that are learned in context",
+            "+.2f",
+            ("lcgd-logit", "gd"),
+        ),
     ),
 )
 
 
-def _dots(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("changes", control=""):
-        if row["value"] is not None:
-            note = f"of {row['counted']}"
-            yield {
-                **row,
-                "x": row["value"],
-                "y": TITLES[row["measure"]],
-                "line": row["way"],
-                "panel": panel(result, row["task"]),
-                "note": note,
-            }
-
-
 FIGURES = (
-    Figure(
+    study.Figure(
         "changes",
         "Predictions changed alike",
         "Change-Jaccard: of all changes of predictions by context or training, the share that is "
         "the same. Rec2FTP: of the queries that training made right, the share that context made "
         "right. Beside each point: of how many; shares of fewer than 10 have no interval.",
-        _dots,
+        study.points(
+            "changes",
+            x="value",
+            y="measure",
+            line="{way}",
+            panel="{task}",
+            note="of {counted}",
+            words={**PANELS, "measure": TITLES},
+            control="",
+        ),
         kind="dots",
-        x=Axis("share", "share"),
-        y=Axis("", "category"),
+        x=study.Axis("share", "share"),
+        y=study.Axis("", "category"),
         lines=LINES,
         dodge=True,
         unit="queries",
@@ -299,41 +246,33 @@ FIGURES = (
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "trained-table",
         "Right answers (%)",
-        lambda result: (
-            {**row, "name": _case(row["case"])} for row in result.rows("trained_accuracy")
-        ),
-        (Column("task"),),
-        across="name",
-        cells=(estimate("value", "", "{:.0f}", 100),),
+        study.pick("trained_accuracy", words={"case": CASES}),
+        (study.Column("task"),),
+        across="case",
+        cells=(study.estimate("value", "", "{:.0f}", 100),),
         terminal=True,
     ),
-    Table(
+    study.Table(
         "changes-table",
         "Changed predictions",
-        lambda result: ({**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")),
+        study.pick("changes"),
         (
-            Column("task"),
-            Column("way", "trained by", words=NAMES),
-            Column("title", "measure"),
-            Column("control", words=CONTROLS),
-            estimate("value", "share"),
-            Column("counted", "of", "{:,.0f}"),
-            Column("rows", "queries", "{:,.0f}"),
+            study.Column("task"),
+            study.Column("way", "trained by", words=NAMES),
+            study.Column("measure", words=TITLES),
+            study.Column("control", words=CONTROLS),
+            study.estimate("value", "share"),
+            study.Column("counted", "of", "{:,.0f}"),
+            study.Column("rows", "queries", "{:,.0f}"),
         ),
     ),
 )
 
 
-def _case(case: str) -> str:
-    way, _, control = case.partition("/")
-    name = NAMES.get(way, way.replace("in-context", "in context"))
-    return f"{name}, shuffled answers" if control else name
-
-
-SECTION = Section(
+SECTION = study.Section(
     key="changes",
     title="Does training change the same answers?",
     run=tables,
@@ -344,7 +283,5 @@ SECTION = Section(
     "answers that the model gives without either. How many of these changes are the same? "
     + CONTROLS_HERE,
     findings=findings,
-    claims=over_seeds(*CLAIMS),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(*CLAIMS), *FIGURES, *TABLES),
 )

@@ -36,7 +36,7 @@ from layerleap.act.learning import (
 from layerleap.errors import NotFinite
 from layerleap.lens import finite_top
 from layerleap.stream.tasks import Draw, EncodedTask, Piece, still_right
-from layerleap_papers.icl_and_gradient_descent.context import FAILED, IclContext, layer_mean
+from layerleap_papers.icl_and_gradient_descent.icl_context import FAILED, IclContext, layer_mean
 
 CURVE_QUERIES = 25  # on which similarity is measured after fewer demonstrations
 READ_QUERIES = 50  # whose layers are read: each layer goes through the whole head
@@ -276,13 +276,13 @@ class _Cell:
 
     def untrained(self) -> None:
         """The paper's ways on a model whose blocks are untrained, with the same rates."""
-        drawn, twin = self.drawn, self.context.twin(self.seed)
-        trial = Trial(twin, self.encoded, drawn.demonstrations, drawn.queries)
+        drawn, control = self.drawn, self.context.untrained_control(self.seed)
+        trial = Trial(control, self.encoded, drawn.demonstrations, drawn.queries)
         for way in CONTROLLED:
             try:
                 rate = self.context.rate(self.task, way)
                 own = lessons(self.encoded, drawn.demonstrations)
-                trained = trial.trained(train(self.context, twin, way, rate, own))
+                trained = trial.trained(train(self.context, control, way, rate, own))
             except NotFinite:
                 self.fail(way, "untrained")
                 continue

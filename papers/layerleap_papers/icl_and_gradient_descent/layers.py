@@ -10,30 +10,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.learning import saturation_layer, shuffled
 from layerleap.lens import nested_means
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    estimate,
-)
+from layerleap.study import estimate, part_of, pick, points
+from layerleap_papers.icl_and_gradient_descent.claims import Judged, interval
 from layerleap_papers.icl_and_gradient_descent.conditions import READ_QUERIES
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.judged import interval, judged
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 from layerleap_papers.icl_and_gradient_descent.similarity import ALL_LINES, SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
 
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
 CONTROLS_HERE = (
@@ -45,10 +32,10 @@ CONTROLS_HERE = (
 LENSES = {"logit": "the logit lens", "linear": "shortcuts", "tuned": "tuned maps"}
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Agreement with the readings in context, by layer, and saturation layers."""
-    agreement: list[Row] = []
-    saturation: list[Row] = []
+    agreement: list[study.Row] = []
+    saturation: list[study.Row] = []
     for task, cells in context.cells():
         for lens in context.settings.lenses:
             shown = merged(cells, f"tops/{lens}/in-context")
@@ -72,8 +59,8 @@ def _case(cells: list[dict[str, Tensor]], key: str, control: str, seeds: list[in
 
 
 def _agreement(
-    own: list[Tensor], shown: list[Tensor], plain: list[Tensor], place: Row
-) -> Iterator[Row]:
+    own: list[Tensor], shown: list[Tensor], plain: list[Tensor], place: study.Row
+) -> Iterator[study.Row]:
     """By layer; the lead is over zero-shot, query by query."""
     same = [(a == b).double() for a, b in zip(own, shown, strict=True)]
     before = [(a == b).double() for a, b in zip(plain, shown, strict=True)]
@@ -97,7 +84,7 @@ def _with_mean(values: Tensor) -> Tensor:
     return torch.cat([values, values[:, 1:].mean(1, keepdim=True)], 1)
 
 
-def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
+def _saturation(own: list[Tensor], shown: list[Tensor]) -> study.Row:
     """The mean distance of saturation layers, in layers."""
     gaps = [
         torch.tensor(
@@ -111,7 +98,7 @@ def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
     return nested_means(gaps, bounds=(0, math.inf))[0].to_dict()
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Per task, through the logit lens."""
     for task in names(result):
         rows = {
@@ -121,61 +108,49 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         known = [case for case in ("zero-shot", *NAMES) if case in rows]
         if known:
             words = ", ".join(
-                f"{interval(rows[case], '{:.2f}')} {NAMES.get(case, 'without training')}"
+                f"{interval(rows[case], '.2f')} {NAMES.get(case, 'without training')}"
                 for case in known
             )
-            yield Finding(
+            yield (
                 f"{panel(result, task)}: share of layers whose prediction is that in context, "
-                f"through the logit lens: {words}.",
-                under="readings",
+                f"through the logit lens: {words}."
             )
 
 
-def _claim(way: str) -> Claim:
-    def test(result: StudyResult) -> Verdict:
-        rows = []
-        for task in working(result):
-            where = {"task": task, "lens": "logit", "case": way, "layer": None, "control": ""}
-            row = result.row("readings", **where)
-            lead = None if row is None else {k: row[f"lead_{k}"] for k in ("value", "low", "high")}
-            rows.append((task, lead))
-        return judged(
-            result,
-            rows,
-            lambda _, row: above(row),
-            "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
-            "are learned in context",
-            "{:+.3f}",
-            (way,),
-        )
+def _claim(way: str) -> study.Claim:
+    def find(result: StudyResult, task: str) -> study.Row | None:
+        where = {"task": task, "lens": "logit", "case": way, "layer": None, "control": ""}
+        row = result.row("readings", **where)
+        return None if row is None else part_of(row, "lead")
 
-    return Claim(
+    return study.Claim(
         f"After training by {NAMES[way]}, layers predict more as they do in context than before "
         "(not in the paper).",
-        test,
+        Judged(
+            find,
+            "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
+            "are learned in context",
+            ways=(way,),
+        ),
     )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("readings", lens="logit", control=""):
-        if row["layer"] is not None:
-            yield {
-                **row,
-                "x": row["layer"],
-                "y": row["value"],
-                "line": row["case"],
-                "panel": panel(result, row["task"]),
-            }
-
-
 FIGURES = (
-    Figure(
+    study.Figure(
         "readings",
         "Layers that predict as in context",
         "The share of queries for which a layer predicts the same token as that layer in context, "
         f"read through the logit lens, for the first {READ_QUERIES} queries of every seed.",
-        _points,
-        y=Axis("same prediction", "share"),
+        points(
+            "readings",
+            line="{case}",
+            panel="{task}",
+            words=PANELS,
+            lens="logit",
+            control="",
+            layer=study.KNOWN,
+        ),
+        y=study.Axis("same prediction", "share"),
         lines=ALL_LINES,
         unit="queries",
         sample=SAMPLE,
@@ -183,46 +158,38 @@ FIGURES = (
 )
 
 
-def _named(rows: list[Row]) -> Iterator[Row]:
-    for row in rows:
-        yield {
-            **row,
-            "name": NAMES.get(row["case"], "without training"),
-            "lens": LENSES[row["lens"]],
-            "control": CONTROLS[row["control"]],
-        }
-
-
+WORDS = {
+    "case": {**NAMES, "zero-shot": "without training"},
+    "lens": LENSES,
+    "control": CONTROLS,
+}
 TABLES = (
-    Table(
+    study.Table(
         "readings-table",
         "Layers that predict as in context (%), mean over blocks",
-        lambda result: _named(result.rows("readings", layer=None)),
-        (Column("task"), Column("lens", "read through"), Column("control")),
-        across="name",
+        pick("readings", words=WORDS, layer=None),
+        (study.Column("task"), study.Column("lens", "read through"), study.Column("control")),
+        across="case",
         cells=(estimate("value", "", "{:.0f}", 100),),
     ),
-    Table(
+    study.Table(
         "saturation-table",
         "Distance of saturation layers from those in context, in layers",
-        lambda result: _named(result.rows("saturation_gaps")),
-        (Column("task"), Column("lens", "read through"), Column("control")),
-        across="name",
+        pick("saturation_gaps", words=WORDS),
+        (study.Column("task"), study.Column("lens", "read through"), study.Column("control")),
+        across="case",
         cells=(estimate("value", "", "{:.1f}"),),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="layers",
     title="Do layers predict the same?",
     run=tables,
     needs=("learns",),
-    short="Layers",
     help="readings of layers and saturation",
     lead="A lens reads what every layer would predict. After training, do layers predict what they "
     "predict in context, and do predictions settle at the same layer? " + CONTROLS_HERE,
     findings=findings,
-    claims=over_seeds(_claim("gd"), _claim("lcgd-logit")),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(_claim("gd"), _claim("lcgd-logit")), *FIGURES, *TABLES),
 )

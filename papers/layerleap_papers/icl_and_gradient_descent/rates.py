@@ -11,22 +11,10 @@ from functools import partial
 
 import torch
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.errors import NotFinite
 from layerleap.lens import finite, nested_means
-from layerleap.study import (
-    Axis,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    estimate,
-)
+from layerleap.study import estimate, pick, points
 from layerleap_papers.icl_and_gradient_descent.conditions import (
     Observed,
     Trial,
@@ -34,14 +22,14 @@ from layerleap_papers.icl_and_gradient_descent.conditions import (
     train,
     truth,
 )
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean
-from layerleap_papers.icl_and_gradient_descent.works import names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean
 
 LINES = {
-    "gd": Line("gradient descent", "orange", marker="s", style="dashed"),
-    "lcgd-logit": Line("layer-causal (logit lens)", "blue"),
-    "lcgd-linear": Line("layer-causal (shortcuts)", "purple", marker="^"),
-    "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
+    "gd": study.Line("gradient descent", "orange", marker="s", style="dashed"),
+    "lcgd-logit": study.Line("layer-causal (logit lens)", "blue"),
+    "lcgd-linear": study.Line("layer-causal (shortcuts)", "purple", marker="^"),
+    "lcgd-tuned": study.Line("layer-causal (tuned lens)", "green", marker="D"),
 }
 LOSSES = {"answer": "the answers", "all": "all tokens of the demonstrations, as in the paper"}
 VALUE = "log_p"  # of the right answer, by which a rate is chosen
@@ -52,10 +40,10 @@ NAMES = {way: line.label for way, line in LINES.items()}
 Values = dict[str, list[float | None]]  # of one seed: a value per query, by measure
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """All ways and rates of all tasks, saved one by one."""
-    rows: list[Row] = []
-    references: list[Row] = []
+    rows: list[study.Row] = []
+    references: list[study.Row] = []
     for task in context.encoded:
         search = _Search(context, task)
         for number, way in enumerate(context.settings.ways):
@@ -71,7 +59,7 @@ def tables(context: IclContext) -> Tables:
     return {"rates": rows, "rate_references": references}
 
 
-def best_of(rows: list[Row]) -> Row | None:
+def best_of(rows: list[study.Row]) -> study.Row | None:
     """The row whose right answers are most likely; None if every rate diverges.
 
     Of rates that are equally good it is the highest, in whatever order they were tried: rates too
@@ -81,7 +69,7 @@ def best_of(rows: list[Row]) -> Row | None:
     return max(known, key=lambda row: (row["value"], row["rate"]), default=None)
 
 
-def next_rate(rows: list[Row]) -> float | None:
+def next_rate(rows: list[study.Row]) -> float | None:
     """The rate to try next: beyond the edge at which the best one is; None if it is at none.
 
     The step is that between the edge and its neighbour. If every rate diverges, it is below the
@@ -110,7 +98,7 @@ class _Search:
             for seed, one in draws.items()
         }
 
-    def way(self, way: str) -> list[Row]:
+    def way(self, way: str) -> list[study.Row]:
         """All rates of the settings, and a few beyond an edge if the best one is there."""
         rows = [self._row(way, rate) for rate in self.context.settings.rates]
         for _ in range(EXTENSIONS):
@@ -119,9 +107,9 @@ class _Search:
             rows.append(self._row(way, rate))
         return sorted(rows, key=lambda row: row["rate"])
 
-    def _row(self, way: str, rate: float) -> Row:
+    def _row(self, way: str, rate: float) -> study.Row:
         """One rate; its value is None if the training of any seed diverges."""
-        place: Row = {"task": self.task, "way": way, "rate": rate}
+        place: study.Row = {"task": self.task, "way": way, "rate": rate}
         by_seed: list[Values] = []
         for seed, trial in self.trials.items():
             values = self._saved(partial(self._trained, trial, way, rate), way, rate, seed)
@@ -153,7 +141,7 @@ class _Search:
             values[measure] = [finite(one) for one in layer_mean(by_layer)[:, 0].tolist()]
         return values
 
-    def references(self) -> list[Row]:
+    def references(self) -> list[study.Row]:
         """Zero-shot and in context."""
         cases: dict[str, Callable[[Trial], Values]] = {
             "zero-shot": lambda trial: _answers(trial, trial.zero_shot),
@@ -175,7 +163,7 @@ def _answers(trial: Trial, observed: Observed) -> Values:
     return {VALUE: log_p.tolist(), "accuracy": right.double().tolist()}
 
 
-def _estimates(by_seed: list[Values], place: Row) -> Row:
+def _estimates(by_seed: list[Values], place: study.Row) -> study.Row:
     """Means over seeds and queries: the log-probability, the accuracy, and any similarities."""
     row = dict(place)
     for name in by_seed[0]:
@@ -193,7 +181,7 @@ def _estimates(by_seed: list[Values], place: Row) -> Row:
     return row
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """The rates that were chosen, and whether the search ended at an edge."""
     for task in names(result):
         rows = [row for row in result.rows("rates", task=task) if row["chosen"]]
@@ -210,66 +198,38 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             f"{', '.join(edge)}."
         )
         loss = LOSSES[result.settings["tokens"]]
-        yield Finding(
-            f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}", under="rates"
-        )
+        yield (f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}")
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("rates"):
-        if row["value"] is not None:
-            yield {
-                **row,
-                "x": row["rate"],
-                "y": row["value"],
-                "line": row["way"],
-                "panel": panel(result, row["task"]),
-            }
-
-
-def _similarities(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("rates"):
-        if row.get("aou_value") is not None:
-            yield {
-                "x": row["rate"],
-                "y": row["aou_value"],
-                "low": row["aou_low"],
-                "high": row["aou_high"],
-                "line": row["way"],
-                "rows": row["rows"],
-                "panel": panel(result, row["task"]),
-            }
-
-
-def _marks(result: StudyResult) -> Iterator[Mark]:
+def _marks(result: StudyResult) -> Iterator[study.Mark]:
     for row in result.rows("rate_references"):
-        yield Mark("y", row["value"], row["case"], panel=panel(result, row["task"]))
+        yield study.Mark("y", row["value"], row["case"], panel=panel(result, row["task"]))
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "rates",
         "The right answer by learning rate",
         "The mean log-probability of the right answer, in nats, after one pass of training over "
         "the demonstrations; among labels for classes, among all tokens for mappings. The best "
         "rate of each way is used from here on. Rates that diverge are left out.",
-        _points,
-        x=Axis("learning rate", "log"),
-        y=Axis("log-probability"),
+        points("rates", x="rate", line="{way}", panel="{task}", words=PANELS),
+        x=study.Axis("learning rate", "log"),
+        y=study.Axis("log-probability"),
         lines=LINES,
         marks=_marks,
         unit="queries",
         sample="bands: 95 %, over seeds and queries",
         share_y=False,
     ),
-    Figure(
+    study.Figure(
         "rates-aou",
         "SimAOU by learning rate",
         "The similarity of what training and what context change in attention outputs, mean over "
         "layers, on the same queries. It does not decide which rate is used.",
-        _similarities,
-        x=Axis("learning rate", "log"),
-        y=Axis("SimAOU"),
+        points("rates", x="rate", y="aou_value", line="{way}", panel="{task}", words=PANELS),
+        x=study.Axis("learning rate", "log"),
+        y=study.Axis("SimAOU"),
         lines=LINES,
         unit="queries",
         sample="bands: 95 %, over seeds and queries",
@@ -277,35 +237,33 @@ FIGURES = (
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "rates-table",
         "Search of learning rates",
-        lambda result: result.rows("rates"),
+        pick("rates"),
         (
-            Column("task"),
-            Column("way", words=NAMES),
-            Column("rate", form="{:g}"),
+            study.Column("task"),
+            study.Column("way", words=NAMES),
+            study.Column("rate", form="{:g}"),
             estimate("value", "log-probability"),
-            Column("accuracy", "right (%)", "{:.0f}", 100),
-            Column("aou_value", "SimAOU", "{:.3f}", low="aou_low", high="aou_high"),
-            Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
-            Column("chosen", words={True: "chosen", False: ""}),
+            study.Column("accuracy", "right (%)", "{:.0f}", 100),
+            study.Column("aou_value", "SimAOU", "{:.3f}", low="aou_low", high="aou_high"),
+            study.Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
+            study.Column("chosen", words={True: "chosen", False: ""}),
         ),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="rates",
     title="Learning rates",
     run=tables,
     required=True,
-    short="Rates",
     lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
     "steps. The size of the steps is chosen by the same small search for all of them: the rate "
     "that makes the right answers of separate queries most likely, on average over the "
     "demonstrations of all seeds. No seed measures these queries. If the best rate is the lowest "
     f"or highest that was tried, the search goes on there, at most {EXTENSIONS} times.",
     findings=findings,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*FIGURES, *TABLES),
 )

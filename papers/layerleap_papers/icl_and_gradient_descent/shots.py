@@ -4,22 +4,22 @@ In: the measurements of all tasks and seeds. Out: SimAOU and SimAM delta, mean o
 each number of demonstrations.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import nested_means
-from layerleap.study import Axis, Column, Figure, Finding, Row, Section, Table, Tables, estimate
+from layerleap.study import estimate, pick, points
+from layerleap_papers.icl_and_gradient_descent.claims import MEASURES
 from layerleap_papers.icl_and_gradient_descent.conditions import CURVE_QUERIES
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean, merged
-from layerleap_papers.icl_and_gradient_descent.judged import MEASURES
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean, merged
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
-from layerleap_papers.icl_and_gradient_descent.works import names, panel
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Every stop of every training."""
-    rows: list[Row] = []
+    rows: list[study.Row] = []
     stops = context.settings.stops
     for task, cells in context.cells():
         for way in context.settings.ways:
@@ -36,7 +36,7 @@ def tables(context: IclContext) -> Tables:
     return {"shots": rows}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Whether similarity grows with demonstrations."""
     for task in names(result):
         rows = [r for r in result.rows("shots", task=task, measure="aou") if r["value"] is not None]
@@ -47,37 +47,21 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 words.append(f"{own[0]['value']:.3f} to {own[-1]['value']:.3f} ({NAMES[way]})")
         if words:
             first, last = rows[0]["shots"], max(row["shots"] for row in rows)
-            yield Finding(
+            yield (
                 f"{panel(result, task)}: from {first} to {last} demonstrations, SimAOU goes from "
-                f"{', '.join(words)}.",
-                under="shots-aou",
+                f"{', '.join(words)}."
             )
 
 
-def _points(measure: str) -> Callable[[StudyResult], Iterator[Row]]:
-    def rows(result: StudyResult) -> Iterator[Row]:
-        for row in result.rows("shots", measure=measure):
-            if row["value"] is not None:
-                yield {
-                    **row,
-                    "x": row["shots"],
-                    "y": row["value"],
-                    "line": row["way"],
-                    "panel": panel(result, row["task"]),
-                }
-
-    return rows
-
-
 FIGURES = tuple(
-    Figure(
+    study.Figure(
         f"shots-{measure}",
         f"{MEASURES[measure]} by number of demonstrations",
         f"Mean over layers, on the first {CURVE_QUERIES} queries of every seed. The learning rate "
         "is the one chosen for all demonstrations.",
-        _points(measure),
-        x=Axis("demonstrations"),
-        y=Axis(MEASURES[measure]),
+        points("shots", x="shots", line="{way}", panel="{task}", words=PANELS, measure=measure),
+        x=study.Axis("demonstrations"),
+        y=study.Axis(MEASURES[measure]),
         lines=LINES,
         unit="queries",
         sample=SAMPLE,
@@ -86,20 +70,17 @@ FIGURES = tuple(
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "shots-table",
         "Similarity by number of demonstrations, mean over layers",
-        lambda result: (
-            {**row, "title": f"{MEASURES[row['measure']]}, {NAMES[row['way']]}"}
-            for row in result.rows("shots")
-        ),
-        (Column("task"), Column("shots", "demonstrations")),
-        across="title",
+        pick("shots", words={"measure": MEASURES, "way": NAMES}),
+        (study.Column("task"), study.Column("shots", "demonstrations")),
+        across="{measure}, {way}",
         cells=(estimate("value", "", "{:.3f}"),),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="shots",
     title="Does it grow with demonstrations?",
     run=tables,
@@ -109,6 +90,5 @@ SECTION = Section(
     lead="Training makes one pass over the demonstrations, so what it has learned after the first "
     "few can be compared with showing the same few.",
     findings=findings,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*FIGURES, *TABLES),
 )

@@ -4,30 +4,20 @@ In: the measurements of all tasks and seeds. Out: SimAOU, SimAM delta and SimAM 
 layer, way of training and control; and paired leads of one way over another, or over a control.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import nested_means
-from layerleap.study import (
-    Axis,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    estimate,
-)
-from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean, merged
-from layerleap_papers.icl_and_gradient_descent.judged import CLAIMS, MEASURES, interval, lead, mean
+from layerleap.study import estimate, pick, points
+from layerleap_papers.icl_and_gradient_descent.claims import CLAIMS, MEASURES, interval, lead, mean
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel, working
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean, merged
 from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
-from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
 
 CONTROLS = {
     "": "",
@@ -37,12 +27,12 @@ CONTROLS = {
 }
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Similarities and leads of every task."""
-    rows: list[Row] = []
-    leads: list[Row] = []
-    layers: list[Row] = []
-    untrained: list[Row] = []
+    rows: list[study.Row] = []
+    leads: list[study.Row] = []
+    layers: list[study.Row] = []
+    untrained: list[study.Row] = []
     for task, cells in context.cells():
         for measure in MEASURES:
             for way in (*context.settings.ways, "noise", "zero-shot"):
@@ -61,7 +51,7 @@ def tables(context: IclContext) -> Tables:
     }
 
 
-def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
+def _rows(groups: list[Tensor], place: study.Row, seeds: list[int]) -> Iterator[study.Row]:
     """By layer and for their mean: over all seeds, and of each seed."""
     choices: list[tuple[int | None, list[Tensor]]] = [(None, groups)]
     if len(groups) > 1:
@@ -73,7 +63,9 @@ def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
             yield {**place, "seed": seed, "layer": layer, **one.to_dict()}
 
 
-def _leads(cells: list[dict[str, Tensor]], place: Row, ways: tuple[str, ...]) -> Iterator[Row]:
+def _leads(
+    cells: list[dict[str, Tensor]], place: study.Row, ways: tuple[str, ...]
+) -> Iterator[study.Row]:
     """Paired differences of layer means, query by query."""
     pairs = [
         ("lcgd-logit/", "gd/"),
@@ -98,7 +90,7 @@ def paired_mean(x: Tensor, y: Tensor) -> Tensor:
     return layer_mean(x.double() - y.double())
 
 
-def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
+def _layer_leads(cells: list[dict[str, Tensor]], place: study.Row) -> Iterator[study.Row]:
     """Layer-causal minus plain gradient descent at every layer."""
     for measure in ("aou", "amd"):
         a, b = (merged(cells, f"{measure}/{way}/") for way in ("lcgd-logit", "gd"))
@@ -108,7 +100,7 @@ def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
                 yield {**place, "measure": measure, "layer": layer, **one.to_dict()}
 
 
-def _untrained_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
+def _untrained_leads(cells: list[dict[str, Tensor]], place: study.Row) -> Iterator[study.Row]:
     """SimAOU with untrained blocks minus that of the trained model, query by query."""
     a, b = (merged(cells, f"aou/gd/{control}") for control in ("untrained", ""))
     if a and b:
@@ -116,7 +108,7 @@ def _untrained_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row
         yield {**place, **nested_means(gaps)[0].to_dict()}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Per task: the ways side by side, and the controls."""
     for task in names(result):
         for measure in ("aou", "amd"):
@@ -127,87 +119,78 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 continue
             words = ", ".join(f"{interval(row)} for {NAMES[way]}" for way, row in known)
             gap = lead(result, task, measure, "lcgd-logit/", "gd/")
-            closer = (
-                "" if gap is None else (f" Layer-causal minus plain: {interval(gap, '{:+.3f}')}.")
-            )
-            yield Finding(
+            closer = "" if gap is None else (f" Layer-causal minus plain: {interval(gap, '+.3f')}.")
+            yield study.Finding(
                 f"{panel(result, task)}: mean {MEASURES[measure]} {words}.{closer}",
                 under=measure,
                 headline=measure == "aou" and task in working(result),
             )
-        before, twin = (
+        before, control = (
             mean(result, task, "am", "zero-shot"),
             mean(result, task, "aou", "gd", "untrained"),
         )
         if before is not None:
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: plain SimAM is {interval(before)} before any training.",
                 under="am",
             )
-        if twin is not None:
-            yield Finding(
-                f"{panel(result, task)}: SimAOU of gradient descent is {interval(twin)} in a model "
-                "with untrained blocks.",
+        if control is not None:
+            yield study.Finding(
+                f"{panel(result, task)}: SimAOU of gradient descent is {interval(control)} in a "
+                "model with untrained blocks.",
                 under="controls",
             )
 
 
-def _by_layer(measure: str) -> Callable[[StudyResult], Iterator[Row]]:
-    def rows(result: StudyResult) -> Iterator[Row]:
-        for way in (*LINES, "noise", "zero-shot"):
-            for row in result.rows("similarity", measure=measure, way=way, control="", seed=None):
-                if row["layer"] is not None and row["value"] is not None:
-                    yield {
-                        **row,
-                        "x": row["layer"],
-                        "y": row["value"],
-                        "line": way,
-                        "panel": panel(result, row["task"]),
-                    }
-
-    return rows
-
-
-def _controls(result: StudyResult) -> Iterator[Row]:
-    """Mean SimAOU of both ways of the paper, with every control."""
-    order = ["", "untrained", "labels", "queries"]
-    for task in names(result):
-        for way in ("gd", "lcgd-logit"):
-            for control in order:
-                if (row := mean(result, task, "aou", way, control)) is not None:
-                    yield {
-                        **row,
-                        "x": row["value"],
-                        "y": CONTROLS[control] or "as it is",
-                        "line": way,
-                        "panel": panel(result, task),
-                    }
-        if (row := mean(result, task, "aou", "noise")) is not None:
-            yield {
-                **row,
-                "x": row["value"],
-                "y": "noise",
-                "line": "noise",
-                "panel": panel(result, task),
-            }
-
-
 ALL_LINES = {
     **LINES,
-    "noise": Line("isotropic noise", "grey", marker="", style="dashed", band=0),
-    "zero-shot": Line("no training", "grey", marker="x", style="dashed", band=0),
+    "noise": study.Line("isotropic noise", "grey", marker="", style="dashed", band=0),
+    "zero-shot": study.Line("no training", "grey", marker="x", style="dashed", band=0),
 }
+ALL_NAMES = {**NAMES, "noise": "isotropic noise"}
+CASES = {
+    f"{way}/{control}": f"{name}, {words}" if control else name
+    for way, name in ALL_NAMES.items()
+    for control, words in CONTROLS.items()
+}
+BY_CONTROL = partial(
+    points,
+    "similarity",
+    x="value",
+    y="control",
+    line="{way}",
+    panel="{task}",
+    measure="aou",
+    seed=None,
+    layer=None,
+)
+OF_WAYS = BY_CONTROL(
+    way=("gd", "lcgd-logit"),
+    control=("", "untrained", "labels", "queries"),
+    words={**PANELS, "control": {**CONTROLS, "": "as it is"}},
+)
+OF_NOISE = BY_CONTROL(way="noise", words={**PANELS, "control": {"": "noise"}})
 SAMPLE = "bands and intervals: 95 %, over seeds and queries"
 
 
-def _layer_figure(measure: str, how: str) -> Figure:
-    return Figure(
+def _layer_figure(measure: str, how: str) -> study.Figure:
+    return study.Figure(
         measure,
         f"{MEASURES[measure]} by layer",
         how,
-        _by_layer(measure),
-        x=Axis("block", "layer"),
-        y=Axis(MEASURES[measure]),
+        points(
+            "similarity",
+            line="{way}",
+            panel="{task}",
+            words=PANELS,
+            way=ALL_LINES,
+            measure=measure,
+            control="",
+            seed=None,
+            layer=study.KNOWN,
+        ),
+        x=study.Axis("block", "layer"),
+        y=study.Axis(MEASURES[measure]),
         lines=ALL_LINES,
         unit="queries",
         sample=SAMPLE,
@@ -231,7 +214,7 @@ FIGURES = (
         "The cosine of the scores themselves, as in earlier work. It compares what is mostly "
         "the same before any learning.",
     ),
-    Figure(
+    study.Figure(
         "controls",
         "SimAOU and its controls",
         "The mean over layers. Untrained blocks: the same with random weights inside the blocks, "
@@ -239,10 +222,10 @@ FIGURES = (
         "Shuffled answers: trained on the same answers dealt out anew, none of them right if "
         "possible, or of classes as many as by chance. Other queries: the training's change of "
         "another query.",
-        _controls,
+        OF_WAYS + OF_NOISE,
         kind="dots",
-        x=Axis("SimAOU, mean over layers"),
-        y=Axis("", "category"),
+        x=study.Axis("SimAOU, mean over layers"),
+        y=study.Axis("", "category"),
         lines=ALL_LINES,
         dodge=True,
         unit="queries",
@@ -251,83 +234,63 @@ FIGURES = (
 )
 
 
-def _mean_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("similarity", seed=None, layer=None):
-        if row["measure"] == "am":
-            continue
-        name = NAMES.get(row["way"], "isotropic noise")
-        yield {
-            **row,
-            "name": name,
-            "case": CONTROLS[row["control"]],
-            "title": MEASURES[row["measure"]],
-        }
-
-
 TABLES = (
-    Table(
+    study.Table(
         "mean-table",
         "Similarity to in-context learning, mean over layers",
-        _mean_rows,
-        (Column("task"), Column("name", "trained by"), Column("case", "control")),
-        across="title",
+        pick(
+            "similarity",
+            measure={"aou", "amd"},
+            seed=None,
+            layer=None,
+            words={"way": ALL_NAMES, "control": CONTROLS, "measure": MEASURES},
+        ),
+        (study.Column("task"), study.Column("way", "trained by"), study.Column("control")),
+        across="measure",
         cells=(estimate("value", "", "{:.3f}"),),
         terminal=True,
     ),
-    Table(
+    study.Table(
         "leads-table",
         "Differences, query by query",
-        lambda result: (
-            {
-                **row,
-                "measure": MEASURES[row["measure"]],
-                "of": _named(row["of"]),
-                "over": _named(row["over"]),
-            }
-            for row in result.rows("similarity_leads")
-        ),
+        pick("similarity_leads", words={"measure": MEASURES, "of": CASES, "over": CASES}),
         (
-            Column("task"),
-            Column("measure"),
-            Column("of"),
-            Column("over", "minus"),
+            study.Column("task"),
+            study.Column("measure"),
+            study.Column("of"),
+            study.Column("over", "minus"),
             estimate("value", "difference", "{:+.3f}"),
-            Column("rows", "queries", "{:,.0f}"),
+            study.Column("rows", "queries", "{:,.0f}"),
         ),
     ),
-    Table(
+    study.Table(
         "seeds-table",
         "SimAOU by seed, mean over layers",
-        lambda result: (
-            {**row, "name": NAMES.get(row["way"], row["way"])}
-            for row in result.rows("similarity", measure="aou", control="", layer=None)
-            if row["seed"] is not None and row["way"] in NAMES
+        pick(
+            "similarity",
+            measure="aou",
+            control="",
+            layer=None,
+            seed=study.KNOWN,
+            way=set(NAMES),
+            words={"way": NAMES},
         ),
-        (Column("task"), Column("seed")),
-        across="name",
+        (study.Column("task"), study.Column("seed")),
+        across="way",
         cells=(estimate("value", "", "{:.3f}"),),
     ),
 )
 
 
-def _named(key: str) -> str:
-    way, _, control = key.partition("/")
-    name = NAMES.get(way, "isotropic noise")
-    return f"{name}, {CONTROLS[control]}" if control else name
-
-
-SECTION = Section(
+SECTION = study.Section(
     key="similarity",
     title="Does training change what context changes?",
     run=tables,
     needs=("learns",),
-    short="Similarity",
     help="SimAOU and SimAM delta by layer",
     lead="Each query runs without demonstrations, after demonstrations in its context, and without "
     "them after training on the same demonstrations in the same order. What context changes is "
     "compared with what training changes, at the token that predicts the answer.",
     findings=findings,
-    claims=over_seeds(*CLAIMS),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(*CLAIMS), *FIGURES, *TABLES),
 )

@@ -6,8 +6,8 @@ Required: scores by layer and lens, R2 of all pairs of layers, transfer to a sec
 parts of blocks replaced, blocks and jumps in turn, trained maps, early exit, other models.
 """
 
-from layerleap import StudyResult
-from layerleap.study import Claim, Section, Study, Tables, untested
+from layerleap import StudyResult, study
+from layerleap.study import untested
 from layerleap_papers.jump_to_conclusions import (
     agreement,
     alternation,
@@ -20,49 +20,48 @@ from layerleap_papers.jump_to_conclusions import (
     transfer,
     tuned,
 )
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.settings import ShortcutSettings
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSettings
 
 IDEAS = (agreement, pairs, transfer, checks)
 
 
-def _read(context: ShortcutContext) -> Tables:
+def _read(context: ShortcutContext) -> study.Tables:
     """Fit on every text, then read every held-out text through every lens."""
-    tables: Tables = {}
+    tables: study.Tables = {}
     for idea in IDEAS:
         tables |= idea.tables(context)
     return {**tables, "laws": checks.laws(tables)}
 
 
-READINGS = Section(
+READINGS = study.Section(
     "readings",
     "How well can each layer be read?",
     _read,
     lead="The state after every layer is carried to the last layer by a linear shortcut, or taken "
     "as it is, and read by the model's own output head.",
-    short="Readings",
     required=True,
     findings=lambda result: [f for idea in IDEAS for f in idea.findings(result)],
-    claims=(
+    shows=(
         *agreement.CLAIMS,
         *pairs.CLAIMS,
         *transfer.CLAIMS,
-        Claim(
+        study.Claim(
             "To human readers, shortcuts' predictions are more plausible than the logit lens's.",
             lambda _: untested("plausibility needs human readers"),
         ),
-    ),
-    figures=(
         *agreement.FIGURES[:1],
         *pairs.FIGURES,
         *agreement.FIGURES[1:],
         *transfer.FIGURES,
         *checks.FIGURES,
+        *agreement.TABLES,
+        *transfer.TABLES,
+        *checks.TABLES,
     ),
-    tables=(*agreement.TABLES, *transfer.TABLES, *checks.TABLES),
 )
 
-STUDY: Study[ShortcutSettings] = Study(
+STUDY: study.Study[ShortcutSettings] = study.Study(
     name="shortcuts",
     method=2,
     title="Shortcuts through {model}, read on {text}",
@@ -88,7 +87,7 @@ STUDY: Study[ShortcutSettings] = Study(
     paper="linear shortcuts after Yom Din, Karidi, Choshen and Geva, \u201cJump to "
     "Conclusions\u201d (LREC-COLING 2024).",
     about=page.about,
-    boxes=page.boxes,
+    boxes=page.BOXES,
     tiles=page.tiles,
     picture=page.PICTURE,
 )

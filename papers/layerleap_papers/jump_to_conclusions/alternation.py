@@ -4,38 +4,19 @@ from collections.abc import Iterator
 
 import torch
 
-from layerleap import ShortcutBank, StudyResult
+from layerleap import ShortcutBank, StudyResult, study
 from layerleap.act.edits import Schedule, ScheduleScores, best_schedules, round_robins, single_jump
 from layerleap.errors import BadText
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    below,
-    estimate,
-    percent,
-    share_of,
-    untested,
-)
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
-from layerleap_papers.jump_to_conclusions.curves import PRECISIONS, estimates, point
+from layerleap.study import percent
+from layerleap_papers.jump_to_conclusions.curves import PRECISIONS, estimates
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 NAMES = {"round robin": "round-robins", "best R2": "schedules with the best R2"}
 ALL_PAIRS = "schedules need maps between all pairs of layers (pairs 'all')"
 SOME = 0.1  # share of schedules that must be ahead; about 1 in 40 is by chance
 
 
-def run(context: ShortcutContext) -> Tables:
+def run(context: ShortcutContext) -> study.Tables:
     """Score schedules of every kind on the same texts."""
     bank = context.bank
     if bank.is_final_only:
@@ -63,7 +44,7 @@ def _schedules(bank: ShortcutBank) -> dict[str, list[Schedule]]:
     }
 
 
-def _compared(scores: ScheduleScores) -> Tables:
+def _compared(scores: ScheduleScores) -> study.Tables:
     """The lead of each schedule over the single jump of as many blocks, paired by row."""
     documents, agrees = scores.agreement()
     kinds = [scores.kind[schedule] for schedule in scores.schedules]
@@ -90,7 +71,7 @@ def _compared(scores: ScheduleScores) -> Tables:
     return {"schedule_leads": leads, "schedule_means": means}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """How many schedules are ahead of a single jump."""
     rows = result.rows("schedules", metric="precision@1")
     value = {(row["kind"], row["schedule"]): row["value"] for row in rows}
@@ -99,23 +80,25 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         leads = result.rows("schedule_leads", kind=kind)
         if leads:
             best = max(leads, key=lambda row: row["value"])
-            yield Finding(
+            yield (
                 f"{sum(row['value'] > 0 for row in leads)} of {len(leads)} {name} keep more "
                 f"agreement than a single jump after as many blocks. The best, {best['schedule']}, "
                 f"keeps {percent(value[kind, best['schedule']])} with {best['blocks']} blocks; the "
-                f"single jump keeps {percent(single[best['blocks']])}.",
-                under="alternation",
+                f"single jump keeps {percent(single[best['blocks']])}."
             )
 
 
-def _some_are_ahead(result: StudyResult) -> Verdict:
+@study.claim(
+    "Some schedules that alternate between blocks and jumps beat a single jump of the same cost."
+)
+def _some_are_ahead(result: StudyResult) -> study.Verdict:
     leads = result.rows("schedule_leads", kind="round robin")
     if not leads:
         has_any = result.rows("schedules")
-        return untested("this number of layers has no round-robin" if has_any else ALL_PAIRS)
-    answers = [above(row) for row in leads]
-    return Verdict(
-        share_of(answers, SOME),
+        return study.untested("this number of layers has no round-robin" if has_any else ALL_PAIRS)
+    answers = [study.above(row) for row in leads]
+    return study.Verdict(
+        study.share_of(answers, SOME),
         f"{sum(row['value'] > 0 for row in leads)} of {len(leads)} round-robins are ahead, "
         f"{answers.count('yes')} of them clearly",
         "yes if the interval of the lead is above 0 for a tenth of them or more, which chance "
@@ -123,13 +106,14 @@ def _some_are_ahead(result: StudyResult) -> Verdict:
     )
 
 
-def _best_r2(result: StudyResult) -> Verdict:
+@study.claim("The schedule with the best product of R2 is good only where few blocks are run.")
+def _best_r2(result: StudyResult) -> study.Verdict:
     few, many = (result.row("schedule_means", kind="best R2", blocks=p) for p in ("few", "many"))
     if few is None or many is None:
         reason = "schedules with few and with many blocks are needed to compare"
-        return untested(reason if result.rows("schedules") else ALL_PAIRS)
-    return Verdict(
-        all_of([above(few), below(many)]),
+        return study.untested(reason if result.rows("schedules") else ALL_PAIRS)
+    return study.Verdict(
+        study.all_of([study.above(few), study.below(many)]),
         f"against single jumps {100 * few['value']:+.1f} points with up to half of the blocks, "
         f"{100 * many['value']:+.1f} with more",
         "yes if the interval of the mean lead is above 0 with few blocks and below 0 with many, "
@@ -137,73 +121,52 @@ def _best_r2(result: StudyResult) -> Verdict:
     )
 
 
-CLAIMS = (
-    Claim(
-        "Some schedules that alternate between blocks and jumps beat a single jump of the same "
-        "cost.",
-        _some_are_ahead,
-    ),
-    Claim(
-        "The schedule with the best product of R2 is good only where few blocks are run.", _best_r2
-    ),
-)
-
-
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("schedules", metric="precision@1"):
-        yield point(row, x=row["blocks"], line=row["kind"])
+CLAIMS = (_some_are_ahead, _best_r2)
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "alternation",
         "Blocks and jumps in turn",
         "Each dot is one schedule; those above each other run as many blocks. If dots lie above "
         "the line of single jumps, alternating is worth it.",
-        _points,
-        x=Axis("blocks that are run; the rest is jumped over", "layer"),
-        y=Axis("agreement", "share"),
+        study.points("schedules", x="blocks", line="{kind}", metric="precision@1"),
+        x=study.Axis("blocks that are run; the rest is jumped over", "layer"),
+        y=study.Axis("agreement", "share"),
         size=(7.6, 4.5),
         lines={
-            "single jump": Line("single jump at the end", "blue", ""),
-            "round robin": Line("round robin: blocks and jumps in turn", "pink", "o", "points"),
-            "best R2": Line("jumps where R\u00b2 is highest", "olive", "D", band=0.16),
+            "single jump": study.Line("single jump at the end", "blue", ""),
+            "round robin": study.Line(
+                "round robin: blocks and jumps in turn", "pink", "o", "points"
+            ),
+            "best R2": study.Line("jumps where R\u00b2 is highest", "olive", "D", band=0.16),
         },
     ),
 )
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("schedules"):
-        unit = " (%)" if row["metric"] in PRECISIONS else ""
-        yield {**row, "column": f"{row['metric']}{unit}"}
-
-
 TABLES = (
-    Table(
+    study.Table(
         "schedules-table",
         "Schedules",
-        _table_rows,
-        (Column("schedule"), Column("kind"), Column("blocks", "blocks run")),
-        across="column",
-        cells=(estimate("value"),),
+        study.pick("schedules", words={"metric": {m: f"{m} (%)" for m in PRECISIONS}}),
+        (study.Column("schedule"), study.Column("kind"), study.Column("blocks", "blocks run")),
+        across="metric",
+        cells=(study.estimate("value"),),
         forms={f"{m} (%)": ("{:.1f}", 100.0) for m in PRECISIONS},
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     "alternation",
     "Jumps between blocks",
     run,
     lead="Instead of one jump at the end, jumps and blocks can alternate. A schedule is written as "
     "it runs: 0-3~6-9 runs the blocks from layer 0 to layer 3, jumps to layer 6, and runs the "
     "blocks up to layer 9.",
-    short="Alternation",
     help="blocks and jumps in turn",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     needs=("readings",),
     quick=False,
 )

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from layerleap import StudyResult
-from layerleap.study import Axis, Column, Figure, Finding, Line, Row, Table, Tables, percent
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap import StudyResult, study
+from layerleap.study import percent, pick
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 LEAST_AGREEMENT = 0.99  # of the tail with the model; rounding may turn near-ties
 
 
-def tables(context: ShortcutContext) -> Tables:
+def tables(context: ShortcutContext) -> study.Tables:
     """How each map was fitted, and whether the tail gives the model's own output."""
     last, bank = context.model.n_layers, context.bank
     deficient = [fit for fit in bank.fits.values() if fit.dst == last and fit.is_deficient]
@@ -28,7 +28,7 @@ def tables(context: ShortcutContext) -> Tables:
     }
 
 
-def laws(tables: Tables) -> list[Row]:
+def laws(tables: study.Tables) -> list[study.Row]:
     """What must hold whatever the data, and whether it does."""
     by: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in tables["scores"]:
@@ -64,7 +64,7 @@ def laws(tables: Tables) -> list[Row]:
     return [dict(zip(("law", "holds", "detail"), law, strict=True)) for law in laws]
 
 
-def _checked(row: Row) -> str:
+def _checked(row: study.Row) -> str:
     if not row["rows"]:
         return f"{row['text']}: no row was checked"
     gap = "not finite" if row["gap"] is None else f"at most {row['gap']:.1e}"
@@ -74,16 +74,16 @@ def _checked(row: Row) -> str:
     )
 
 
-def _finals(result: StudyResult) -> list[Row]:
+def _finals(result: StudyResult) -> list[study.Row]:
     return sorted(result.rows("fits", dst=result.model["n_layers"]), key=lambda row: row["src"])
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Whether the rows determine the maps."""
     finals = _finals(result)
     deficient = [row for row in finals if row["rank"] < row["width"]]
     if deficient:
-        yield Finding(
+        yield study.Finding(
             f"{len(deficient)} of {len(finals)} fits to the last layer are rank-deficient: "
             f"{finals[0]['rows']} rows do not determine {finals[0]['width']} directions, so the "
             "minimum-norm solution was used. Fit on more text.",
@@ -92,7 +92,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     known = [row for row in finals if row["condition"] is not None]
     if known:
         worst = max(known, key=lambda row: row["condition"])
-        yield Finding(
+        yield study.Finding(
             f"The worst-conditioned source is layer {worst['src']}: the singular values of its "
             f"rows differ by a factor of {worst['condition']:.1e} ({worst['rows']} rows, width "
             f"{worst['width']}).",
@@ -100,7 +100,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def _conditions(result: StudyResult) -> Iterator[Row]:
+def _conditions(result: StudyResult) -> Iterator[study.Row]:
     for row in _finals(result):
         point = {"x": row["src"], "y": row["condition"], "rows": row["rows"]}
         yield {**point, "line": "condition"}
@@ -109,17 +109,17 @@ def _conditions(result: StudyResult) -> Iterator[Row]:
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "fit",
         "Condition of the fits",
         "Condition number by source layer: how unevenly the source states fill their directions. "
         "The higher it is, the less the weakest directions of a map can be trusted.",
         _conditions,
-        x=Axis("from layer (to the last)", "layer"),
-        y=Axis("condition number", "log"),
+        x=study.Axis("from layer (to the last)", "layer"),
+        y=study.Axis("condition number", "log"),
         lines={
-            "condition": Line("condition number", "black"),
-            "deficient": Line("rank below the width", "orange", "o", "points"),
+            "condition": study.Line("condition number", "black"),
+            "deficient": study.Line("rank below the width", "orange", "o", "points"),
         },
         size=(7.2, 3.3),
         unit="states per fit",
@@ -128,35 +128,35 @@ FIGURES = (
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "fits-table",
         "Fits to the last layer",
         _finals,
         (
-            Column("src", "from"),
-            Column("dst", "to"),
-            Column("rows", form="{:,.0f}"),
-            Column("rank", form="{:.0f}"),
-            Column("width", form="{:.0f}"),
-            Column("condition", form="{:.1e}"),
-            Column("ridge", form="{:g}"),
-            Column("train_r2", "train R\u00b2 mat", "{:.3f}"),
-            Column("train_r2_logit", "train R\u00b2 id", "{:.3f}"),
+            study.Column("src", "from"),
+            study.Column("dst", "to"),
+            study.Column("rows", form="{:,.0f}"),
+            study.Column("rank", form="{:.0f}"),
+            study.Column("width", form="{:.0f}"),
+            study.Column("condition", form="{:.1e}"),
+            study.Column("ridge", form="{:g}"),
+            study.Column("train_r2", "train R\u00b2 mat", "{:.3f}"),
+            study.Column("train_r2_logit", "train R\u00b2 id", "{:.3f}"),
         ),
     ),
-    Table(
+    study.Table(
         "laws-table",
         "Checks that any correct run passes",
-        lambda r: r.rows("laws"),
+        pick("laws"),
         (
-            Column("law", "check"),
-            Column(
+            study.Column("law", "check"),
+            study.Column(
                 "holds",
                 "result",
                 words={True: "holds", False: "FAILS"},
                 colours={True: "good", False: "bad"},
             ),
-            Column("detail"),
+            study.Column("detail"),
         ),
     ),
 )

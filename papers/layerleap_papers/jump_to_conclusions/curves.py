@@ -44,6 +44,16 @@ def score_rows(scores: Scores, read: str, labels: Iterable[str]) -> list[Row]:
     ]
 
 
+def main_text(result: StudyResult) -> str:
+    """The text that figures are about."""
+    return str(result.settings["text"])
+
+
+def main_fits(result: StudyResult) -> tuple[str, str]:
+    """What mat and id were fitted on: the main text, and nothing."""
+    return main_text(result), "-"
+
+
 def main_scores(result: StudyResult, metric: str) -> list[Row]:
     """A metric on the main text through mat (fitted on it), tuned and id, layer by layer."""
     text = result.settings["text"]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
-from layerleap.study import Box, Picture, Tile, percent
+from layerleap import StudyResult, study
+from layerleap.study import percent
 from layerleap_papers.jump_to_conclusions.curves import LENSES, both, half_layers, token_of
 
 COMPARED = ("mat", "id")
@@ -26,47 +26,47 @@ def about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def boxes(result: StudyResult) -> Iterator[Box]:
-    """The lenses."""
-    yield Box(
+BOXES = (
+    study.Box(
         "linear",
         "mat, the linear shortcut",
         "One matrix per layer, fitted by least squares, predicts the last state from an early one. "
         "The model's own output head then reads the prediction.",
-    )
-    yield Box(
+    ),
+    study.Box(
         "logit",
         "id, the logit lens",
         "The output head reads the early state as it is, as if it were the last one. Nothing is "
         "fitted. It is the baseline that a shortcut has to beat.",
-    )
-    if result.rows("tuned"):
-        yield Box(
-            "tuned",
-            "tuned, the tuned lens",
-            "The same kind of map, trained step by step until its output is close to the model's. "
-            "The closed form needs no training.",
-        )
+    ),
+    study.Box(
+        "tuned",
+        "tuned, the tuned lens",
+        "The same kind of map, trained step by step until its output is close to the model's. "
+        "The closed form needs no training.",
+        lambda result: bool(result.rows("tuned")),
+    ),
+)
 
 
-def tiles(result: StudyResult) -> Iterator[Tile]:
+def tiles(result: StudyResult) -> Iterator[study.Tile]:
     """Agreement and R2 half-way, and from where on half of the predictions agree."""
     last = result.model["n_layers"]
     middle = last // 2
     shares = [own[middle] for own in both(result, "precision@1")]
-    yield Tile(
+    yield study.Tile(
         f"Agreement after {middle} of {last} layers",
         tuple((name, percent(s, 1), s) for name, s in zip(COMPARED, shares, strict=True)),
     )
     half = {name: layer for name, layer in half_layers(result).items() if layer is not None}
     if len(half) == len(COMPARED):
-        yield Tile(
+        yield study.Tile(
             "Agreement of at least half from",
             tuple((name, f"layer {layer}", layer / last) for name, layer in half.items()),
         )
     r2 = {row["map"]: row["r2"] for row in result.rows("r2", src=middle, dst=last)}
     if all(r2.get(name) is not None for name in COMPARED):
-        yield Tile(
+        yield study.Tile(
             f"R\u00b2 from layer {middle} to layer {last}",
             tuple(
                 (name, f"{r2[name]:.2f}".replace("-", "\u2212"), min(max(r2[name], 0.0), 1.0))
@@ -95,7 +95,7 @@ def _arrow(result: StudyResult) -> tuple[float, float, float, str] | None:
     return late, early, 0.5, f"half, {late - early} layers earlier"
 
 
-PICTURE = Picture(
+PICTURE = study.Picture(
     _title,
     ("precision", "r2"),
     panels=("Precision@1", LENSES["mat"].label),

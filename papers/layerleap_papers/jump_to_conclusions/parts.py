@@ -3,43 +3,24 @@
 Maps of attention, feed-forward networks and norms are fitted in the same pass as the shortcuts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.edits import PartScores
 from layerleap.errors import BadText, ModelRefused
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    below,
-    estimate,
-    percent,
-    share_of,
-    untested,
-)
+from layerleap.study import percent
 from layerleap_papers.jump_to_conclusions import curves
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import below_last, both, estimates, values
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 NAMES = {"attn": "attention", "ffn": "the FFN", "norms": "the norms"}
 BIASED_STARTS = 4  # layers from which parts with an intercept are tried: enough to compare
 
 
-def run(context: ShortcutContext) -> Tables:
+def run(context: ShortcutContext) -> study.Tables:
     """Replace one kind of part from every layer on; with an intercept, from a few layers on."""
     kinds, reason = context.kinds
     if not kinds:
@@ -68,7 +49,7 @@ def run(context: ShortcutContext) -> Tables:
     }
 
 
-def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[Row]:
+def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[study.Row]:
     """Differences of mean agreement over start layers, paired by row.
 
     Attention against the other kinds over all start layers, and every kind against jumping over
@@ -85,7 +66,7 @@ def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[R
     return rows
 
 
-def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[Row]:
+def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[study.Row]:
     """How much agreement rises from one start layer to the next, paired by row."""
     return [
         {"map": kind, "layer": layer, **row}
@@ -94,7 +75,9 @@ def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[Row]:
     ]
 
 
-def _agreement(result: StudyResult, kind: str, start: int = 0, *, bias: bool = False) -> list[Row]:
+def _agreement(
+    result: StudyResult, kind: str, start: int = 0, *, bias: bool = False
+) -> list[study.Row]:
     """Agreement with one kind of part replaced, by start layer."""
     rows = result.rows("parts", map=kind, metric="precision@1", bias=bias)
     return [row for row in below_last(result, rows) if row["layer"] >= start]
@@ -110,12 +93,12 @@ def _in_words(means: dict[str, float]) -> str:
     return ", ".join(f"{kind} {percent(mean)}" for kind, mean in means.items())
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """What is left of agreement."""
     means, (first, *_) = _means(result), result.rows("parts", metric="precision@1")
     order = sorted(means, key=means.__getitem__, reverse=True)
     listed = ", ".join(f"{NAMES[kind]} {percent(means[kind])}" for kind in order)
-    yield Finding(
+    yield study.Finding(
         f"Remaining agreement, averaged over the layers from which on a part is replaced: {listed} "
         f"(n = {first['rows']:,} states of {first['documents']:,} documents)."
     )
@@ -123,7 +106,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         answered = result.rows("parts", map=kind, metric="answered", bias=False)
         worst = min(answered, key=lambda row: row["value"], default=None)
         if worst is not None and worst["value"] < 1:
-            yield Finding(
+            yield study.Finding(
                 f"With {NAMES[kind]} replaced from layer {worst['layer']} on, the model's output "
                 f"is NaN or infinite in {percent(1 - worst['value'])} of states. Such states count "
                 "as wrong, and surprisal has no mean there."
@@ -133,31 +116,36 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         biased = _agreement(result, kind, bias=True)
         if biased:
             changes = [row["value"] - plain[row["layer"]] for row in biased]
-            yield Finding(
+            yield study.Finding(
                 f"Fitting the maps of {NAMES[kind]} with an intercept changes the remaining "
                 f"agreement by {100 * sum(changes) / len(changes):+.1f} points on average over "
                 f"{len(changes)} start layers."
             )
 
 
-def _attention(result: StudyResult) -> Verdict:
+@study.claim("Of the parts of a block, attention is the cheapest to replace by a linear map.")
+def _attention(result: StudyResult) -> study.Verdict:
     rows = [row for row in result.rows("part_leads", part="attn") if row["against"] != "jump"]
     if not rows:
-        return untested("attention and another kind of part could not both be replaced")
-    return Verdict(
-        share_of((above(row) for row in rows), 1.0),
+        return study.untested("attention and another kind of part could not both be replaced")
+    return study.Verdict(
+        study.share_of((study.above(row) for row in rows), 1.0),
         f"mean remaining agreement: {_in_words(_means(result))}",
         "yes if the intervals of attention's lead over the other kinds are above 0; averaged over "
         "all start layers",
     )
 
 
-def _parts_beat_jumps(result: StudyResult) -> Verdict:
+@study.claim(
+    "From about a third of the depth on, replacing any one kind of part costs less than "
+    "jumping over the blocks."
+)
+def _parts_beat_jumps(result: StudyResult) -> study.Verdict:
     rows = result.rows("part_leads", against="jump")
     start = rows[0]["start"]
     jump = both(result, "precision@1")[0][start:-1]
-    return Verdict(
-        all_of(above(row) for row in rows),
+    return study.Verdict(
+        study.all_of(study.above(row) for row in rows),
         f"from layer {start} on: {_in_words(_means(result, start))}; whole blocks jumped over "
         f"{percent(sum(jump) / len(jump))}",
         "yes if the intervals of the differences are above 0 for all kinds, partly if for some; "
@@ -165,15 +153,16 @@ def _parts_beat_jumps(result: StudyResult) -> Verdict:
     )
 
 
-def _norms(result: StudyResult) -> Verdict:
+@study.claim("Replaced norms ruin the output in the first layers, and recover sharply.")
+def _norms(result: StudyResult) -> study.Verdict:
     curve_of, steps = _agreement(result, "norms"), result.rows("part_steps", map="norms")
     if not curve_of:
-        return untested("the norms of this model could not be replaced")
+        return study.untested("the norms of this model could not be replaced")
     last = result.model["n_layers"]
     early = curve_of[: max(1, last // 5)]
-    first_half = [above(row, 0.1) for row in steps if row["layer"] < last / 2]
-    ruined = all_of(below(row, 0.1) for row in early)
-    sharp = share_of(first_half, 1 / len(first_half)) if first_half else "no"
+    first_half = [study.above(row, 0.1) for row in steps if row["layer"] < last / 2]
+    ruined = study.all_of(study.below(row, 0.1) for row in early)
+    sharp = study.share_of(first_half, 1 / len(first_half)) if first_half else "no"
     steepest = max(steps, key=lambda row: row["value"], default=None)
     rise = (
         ""
@@ -181,68 +170,61 @@ def _norms(result: StudyResult) -> Verdict:
         else f"; steepest rise after layer {steepest['layer']}, by "
         f"{100 * steepest['value']:.0f} points"
     )
-    return Verdict(
-        all_of([ruined, sharp]),
+    return study.Verdict(
+        study.all_of([ruined, sharp]),
         f"at most {percent(max(values(early)))} over the first fifth of start layers{rise}",
         "yes if the intervals of the first fifth are below 10 %, and that of one step in the first "
         "half is above 10 points",
     )
 
 
-CLAIMS = (
-    Claim(
-        "Of the parts of a block, attention is the cheapest to replace by a linear map.", _attention
-    ),
-    Claim(
-        "From about a third of the depth on, replacing any one kind of part costs less than "
-        "jumping over the blocks.",
-        _parts_beat_jumps,
-    ),
-    Claim("Replaced norms ruin the output in the first layers, and recover sharply.", _norms),
-)
+CLAIMS = (_attention, _parts_beat_jumps, _norms)
 
 LINES = {
-    "attn": Line("attention replaced", "green"),
-    "ffn": Line("feed-forward replaced", "pink"),
-    "norms": Line("norms replaced", "olive"),
+    "attn": study.Line("attention replaced", "green"),
+    "ffn": study.Line("feed-forward replaced", "pink"),
+    "norms": study.Line("norms replaced", "olive"),
 }
 LINES |= {
-    f"{kind} +b": Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
+    f"{kind} +b": study.Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
     for kind, line in LINES.items()
 } | curves.LENSES
 
 
-def _points(result: StudyResult, metric: str) -> Iterator[Row]:
-    rows = result.rows("parts", metric=metric)
-    for row in rows:
-        yield curves.point(row, line=f"{row['map']} +b" if row["bias"] else row["map"])
-    for row in curves.main_scores(result, metric) if rows else ():
-        if row["map"] != "tuned":
-            yield curves.point(row)
+BIASED = {True: " +b", False: ""}
 
 
-X = Axis("layer from which on parts are replaced", "layer")
+def _points(metric: str) -> Callable[[StudyResult], list[study.Row]]:
+    """Replaced parts, beside readings that skip all blocks."""
+    parts = study.points("parts", line="{map}{bias}", metric=metric, words={"bias": BIASED})
+    whole = study.points(
+        "scores", line="{map}", metric=metric, read=curves.main_text, fit=curves.main_fits
+    )
+    return lambda result: [*own, *whole(result)] if (own := parts(result)) else []
+
+
+X = study.Axis("layer from which on parts are replaced", "layer")
 FIGURES = (
-    Figure(
+    study.Figure(
         "parts",
         "Parts of a block replaced: agreement",
         "Further right, fewer blocks are changed. Replaced parts still run the rest of their "
         "block; mat and id skip all blocks. Thick lines are maps without an intercept, as in the "
         "paper, thin dashed lines the same maps fitted with one.",
-        lambda r: _points(r, "precision@1"),
+        _points("precision@1"),
         x=X,
-        y=Axis("agreement", "share"),
+        y=study.Axis("agreement", "share"),
         lines=LINES,
         size=(5.2, 4.3),
         narrow=True,
     ),
-    Figure(
+    study.Figure(
         "parts_surprisal",
         "Parts of a block replaced: surprisal",
         "The same runs, measured by how unlikely the full model finds the top token.",
-        lambda r: _points(r, "surprisal"),
+        _points("surprisal"),
         x=X,
-        y=Axis("surprisal (nats)", low=0),
+        y=study.Axis("surprisal (nats)", low=0),
         lines=LINES,
         marks=curves.floor,
         size=(5.2, 4.3),
@@ -251,39 +233,34 @@ FIGURES = (
 )
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for metric, name in {"precision@1": "P@1", "surprisal": "nats"}.items():
-        for bias in (False, True):
-            for row in result.rows("parts", metric=metric, bias=bias):
-                yield {**row, "column": f"{name} {row['map']}{' +b' if bias else ''}"}
-
-
 TABLES = (
-    Table(
+    study.Table(
         "parts-table",
         "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
         "intercept",
-        _table_rows,
-        (Column("layer", "from layer"),),
-        across="column",
-        cells=(estimate("value"),),
+        study.pick(
+            "parts",
+            metric=("precision@1", "surprisal"),
+            bias=(False, True),
+            words={"bias": BIASED, "metric": {"precision@1": "P@1", "surprisal": "nats"}},
+        ),
+        (study.Column("layer", "from layer"),),
+        across="{metric} {map}{bias}",
+        cells=(study.estimate("value"),),
         forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
         dense=True,
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     "parts",
     "Which part of a block can be linear?",
     run,
     lead="A block has parts: attention, a feed-forward network and norms. Here, one kind of part "
     "is replaced by a matrix in every block after the start layer; everything else runs as it is.",
-    short="Parts",
     help="parts of blocks replaced by matrices; with --quick only if named",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     needs=("readings",),
     quick=False,
 )

@@ -6,29 +6,10 @@ from itertools import combinations
 
 import numpy
 
-from layerleap import StudyResult, load
+from layerleap import StudyResult, load, study
 from layerleap.errors import BadSettings
 from layerleap.lens import finite
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    between,
-    difference,
-    estimate,
-    opposite,
-    percent,
-    share_of,
-    short,
-)
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap.study import between, difference, estimate, opposite, percent, share_of, short
 from layerleap_papers.jump_to_conclusions.curves import (
     LENSES,
     is_masked,
@@ -36,11 +17,12 @@ from layerleap_papers.jump_to_conclusions.curves import (
     point,
     score_rows,
 )
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 CLOSE = 0.1  # curves that are less apart count as the same
 
 
-def run(context: ShortcutContext) -> Tables:
+def run(context: ShortcutContext) -> study.Tables:
     """Fit and read every model in the same way, maps to the last layer alone.
 
     A text that suits only the first model is replaced by what suits the others.
@@ -66,7 +48,7 @@ def run(context: ShortcutContext) -> Tables:
     return {"sizes": rows}
 
 
-def _curves(context: ShortcutContext, scores: Sequence[Row]) -> list[Row]:
+def _curves(context: ShortcutContext, scores: Sequence[study.Row]) -> list[study.Row]:
     """Curves of one model on its main text, with its size."""
     model, text = context.model, context.text
     about = {
@@ -83,25 +65,25 @@ def _curves(context: ShortcutContext, scores: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _by_model(result: StudyResult) -> dict[str, list[Row]]:
+def _by_model(result: StudyResult) -> dict[str, list[study.Row]]:
     """Agreement through mat, by model."""
-    by: dict[str, list[Row]] = {}
+    by: dict[str, list[study.Row]] = {}
     for row in result.rows("sizes", metric="precision@1", map="mat"):
         by.setdefault(row["model"], []).append(row)
     return by
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Agreement of each model half-way."""
     parts = []
     for model, rows in _by_model(result).items():
         middle = min(rows, key=lambda row: abs(row["layer"] / row["n_layers"] - 0.5))
         parts.append(f"{model} {percent(middle['value'])}")
     text = f"Agreement through shortcuts at half of the depth: {', '.join(parts)}."
-    yield Finding(text, under="sizes")
+    yield (text)
 
 
-def _at(rows: Sequence[Row], depth: float) -> Row:
+def _at(rows: Sequence[study.Row], depth: float) -> study.Row:
     """Value and interval at a relative depth, interpolated between layers."""
     layers = [row["layer"] / row["n_layers"] for row in rows]
     at = {}
@@ -111,7 +93,7 @@ def _at(rows: Sequence[Row], depth: float) -> Row:
     return at
 
 
-def _verdict(result: StudyResult) -> Verdict:
+def _verdict(result: StudyResult) -> study.Verdict:
     """Whether all curves are close to each other, and how far they are apart."""
     models = _by_model(result).values()
     gaps = [
@@ -121,7 +103,7 @@ def _verdict(result: StudyResult) -> Verdict:
     ]
     same = share_of((between(gap, -CLOSE, CLOSE) for gap in gaps), 1.0)
     apart = max((abs(gap["value"] or 0.0) for gap in gaps), default=0.0)
-    return Verdict(
+    return study.Verdict(
         opposite(same) if is_masked(result) else same,
         f"the curves of {len(models)} models are up to {100 * apart:.0f} points apart",
         "the same: the interval of every difference between two models, at every tenth of the "
@@ -130,12 +112,12 @@ def _verdict(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "Next-token models of different size have the same curve over relative depth.",
         _verdict,
         is_next,
     ),
-    Claim(
+    study.Claim(
         "Masked models of different size have different curves over relative depth.",
         _verdict,
         is_masked,
@@ -143,7 +125,7 @@ CLAIMS = (
 )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
+def _points(result: StudyResult) -> Iterator[study.Row]:
     for row in result.rows("sizes", metric="precision@1"):
         millions = f", {row['parameters'] / 1e6:,.0f} M parameters" if row["parameters"] else ""
         line = f"{short(row['model'])}, {row['n_layers']} layers{millions}"
@@ -152,20 +134,20 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "sizes",
         "Agreement by relative depth",
         "One colour per model. If the curves lie together, models of different depth can be read "
         "equally well after the same share of their layers.",
         _points,
-        x=Axis("share of the model's layers already run", "share"),
-        y=Axis("agreement", "share"),
+        x=study.Axis("share of the model's layers already run", "share"),
+        y=study.Axis("agreement", "share"),
         size=(4.8, 4.2),
     ),
 )
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
+def _table_rows(result: StudyResult) -> Iterator[study.Row]:
     for name in ("mat", "id"):
         for quarter in (1, 2, 3):
             for row in result.rows("sizes", metric="precision@1", map=name):
@@ -174,32 +156,29 @@ def _table_rows(result: StudyResult) -> Iterator[Row]:
 
 
 TABLES = (
-    Table(
+    study.Table(
         "sizes-table",
         "Agreement (%) by relative depth",
         _table_rows,
         (
-            Column("model"),
-            Column("parameters", form="{:,.0f}"),
-            Column("n_layers", "layers"),
-            Column("d_model", "width"),
+            study.Column("model"),
+            study.Column("parameters", form="{:,.0f}"),
+            study.Column("n_layers", "layers"),
+            study.Column("d_model", "width"),
         ),
         across="column",
         cells=(estimate("value", "", "{:.1f}", 100),),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     "sizes",
     "Models of several sizes",
     run,
     lead="The same reading of several models, laid over each other by relative depth.",
-    short="Sizes",
     help="other models, named by --beside",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     needs=("readings",),
     when=lambda s: bool(s.beside),
 )

@@ -13,7 +13,7 @@ from layerleap.maps import Tuning, solve, tune_maps
 from layerleap.progress import Progress
 from layerleap.stats import Moments, SavedStates
 from layerleap.study import FitSettings, Row, named
-from layerleap_papers.jump_to_conclusions.settings import ShortcutSettings
+from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSettings
 
 STOPPING = 0.1  # share of the documents fitted on that decides when training stops
 IDENTITY_SHARE = 0.5  # of the training rows, for the comparison that starts from the identity

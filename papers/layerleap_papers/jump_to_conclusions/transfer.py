@@ -2,31 +2,15 @@
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    below,
-    estimate,
-    short,
-    untested,
-)
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap import StudyResult, study
+from layerleap.study import above, all_of, below, estimate, short, untested
 from layerleap_papers.jump_to_conclusions.curves import LENSES, estimates, is_masked, point
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 COLOURS = ("blue", "green", "pink", "olive")  # of fits, in their order
 
 
-def tables(context: ShortcutContext) -> Tables:
+def tables(context: ShortcutContext) -> study.Tables:
     """What agreement changes, on average over layers, if maps come from the other text."""
     other = context.settings.other
     if other is None:
@@ -52,12 +36,12 @@ def tables(context: ShortcutContext) -> Tables:
     return {"transfer": rows}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Fits of equal size are compared: more text gives better maps, wherever it comes from."""
     for row in result.rows("transfer"):
         change = 100 * row["value"]
         verb = "loses" if change < 0 else "gains"
-        yield Finding(
+        yield study.Finding(
             f"Reading {row['read']} with shortcuts fitted on {row['fitted_on']} {verb} "
             f"{abs(change):.1f} points of agreement on average over layers, compared with "
             f"shortcuts fitted on {row['read']} ({row['fit_rows']:,} rows of {row['fitted_on']}, "
@@ -66,7 +50,11 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def _transfers(result: StudyResult) -> Verdict:
+@study.claim(
+    "Shortcuts fitted on one text work for another; masked models lose next to nothing, "
+    "next-token models some points of agreement."
+)
+def _transfers(result: StudyResult) -> study.Verdict:
     rows = result.rows("transfer")
     if not rows:
         return untested("only one text was given")
@@ -81,19 +69,13 @@ def _transfers(result: StudyResult) -> Verdict:
             "is above 1 point, partly if it is smaller"
         )
     changes = ", ".join(f"{100 * row['value']:+.1f} points reading {row['read']}" for row in rows)
-    return Verdict(answer, changes, f"{why}; fits of equal size")
+    return study.Verdict(answer, changes, f"{why}; fits of equal size")
 
 
-CLAIMS = (
-    Claim(
-        "Shortcuts fitted on one text work for another; masked models lose next to nothing, "
-        "next-token models some points of agreement.",
-        _transfers,
-    ),
-)
+CLAIMS = (_transfers,)
 
 
-def _curves(result: StudyResult) -> Iterator[tuple[str, Row]]:
+def _curves(result: StudyResult) -> Iterator[tuple[str, study.Row]]:
     """Every agreement curve, under its label, if a second text was read."""
     if not result.settings["other"]:
         return
@@ -105,7 +87,7 @@ def _curves(result: StudyResult) -> Iterator[tuple[str, Row]]:
             yield read, row
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
+def _points(result: StudyResult) -> Iterator[study.Row]:
     every = list(_curves(result))
     fits = [fit for fit in dict.fromkeys(row["fit"] for _, row in every) if fit != "-"]
     for read, row in every:
@@ -116,32 +98,32 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "transfer",
         "Other texts",
         "Agreement on each text, with maps fitted on that text and on the other one; if one text "
         "is much larger, also with maps fitted on as few rows of it. If the curves lie together, "
         "the maps describe the model and not the text.",
         _points,
-        y=Axis("agreement", "share"),
+        y=study.Axis("agreement", "share"),
         lines={"id": LENSES["id"]},
         size=(4.6, 3.6),
     ),
 )
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
+def _table_rows(result: StudyResult) -> Iterator[study.Row]:
     for read, row in _curves(result):
         fit = "" if row["fit"] == "-" else f" fitted on {row['fit']}"
         yield {**row, "column": f"{row['map']}{fit}, read on {read}"}
 
 
 TABLES = (
-    Table(
+    study.Table(
         "transfer-table",
         "Agreement (Precision@1, %) by layer, across texts",
         _table_rows,
-        (Column("layer"),),
+        (study.Column("layer"),),
         across="column",
         cells=(estimate("value", "", "{:.1f}", 100),),
         dense=True,

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.maps import summary
-from layerleap.study import Axis, Column, Figure, Finding, Line, Row, Section, Table, Tables
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap.study import pick
 from layerleap_papers.jump_to_conclusions.curves import score_rows
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 STARTS = {"mat": "the closed form", "identity": "the identity"}
 START_NAMES = {"linear": "mat", "logit": "identity"}  # as in the paper
 
 
-def _named(rows: list[Row]) -> list[Row]:
+def _named(rows: list[study.Row]) -> list[study.Row]:
     return [{**row, "start": START_NAMES[row["start"]]} for row in rows]
 
 
-def run(context: ShortcutContext) -> Tables:
+def run(context: ShortcutContext) -> study.Tables:
     """How training went, and the scores of the trained lens on held-out text."""
     trained = context.trained
     return {
@@ -30,7 +30,7 @@ def run(context: ShortcutContext) -> Tables:
     }
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """At how many layers training got ahead, and after how many rows."""
     for start, name in STARTS.items():
         rows = result.rows("tuned", start=start)
@@ -40,7 +40,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         ahead = [row for row in known if row["kl_tuned"] < row["kl_closed"]]
         needed = sorted({row["rows_needed"] for row in ahead if row["rows_needed"] is not None})
         ends = " to ".join(f"{n:,}" for n in dict.fromkeys((*needed[:1], *needed[-1:])))
-        yield Finding(
+        yield study.Finding(
             f"Trained from {name}, {len(ahead)} of {len(rows)} layers end with a lower KL than the "
             f"closed form{f', which they reach after {ends} rows' if ends else ''}, measured on "
             "the rows that decided when training stops."
@@ -48,13 +48,13 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 
 LINES = {
-    "closed": Line("closed form (mat)", "blue"),
-    "mat": Line("tuned, started from mat", "green", "D"),
-    "identity": Line("tuned, started from id", "green", "v", "dashed"),
+    "closed": study.Line("closed form (mat)", "blue"),
+    "mat": study.Line("tuned, started from mat", "green", "D"),
+    "identity": study.Line("tuned, started from id", "green", "v", "dashed"),
 }
 
 
-def _points(result: StudyResult, measure: str) -> Iterator[Row]:
+def _points(result: StudyResult, measure: str) -> Iterator[study.Row]:
     closed = set()
     for row in result.rows("tuned"):
         sample = {"x": row["layer"], "rows": row["rows"], "documents": row["documents"]}
@@ -64,7 +64,7 @@ def _points(result: StudyResult, measure: str) -> Iterator[Row]:
         yield {**sample, "y": row[f"{measure}_tuned"], "line": row["start"]}
 
 
-def _needed(result: StudyResult) -> Iterator[Row]:
+def _needed(result: StudyResult) -> Iterator[study.Row]:
     """Rows until training was ahead; where it never was, all rows that it saw, in grey."""
     never = "grey: never ahead" if result.rows("tuned", rows_needed=None) else ""
     for row in result.rows("tuned"):
@@ -87,65 +87,65 @@ SAMPLE = (
     "either, which flatters training a little; single runs, so without interval"
 )
 FIGURES = (
-    Figure(
+    study.Figure(
         "tuned",
         "Closed form against training: KL divergence",
         "On a log scale; lower is better. With intervals and on held-out text, the tuned lens is "
         "in the figures of agreement, surprisal and KL above.",
         lambda r: _points(r, "kl"),
-        y=Axis("KL divergence (nats)", "log"),
+        y=study.Axis("KL divergence (nats)", "log"),
         lines=LINES,
         size=(5.2, 3.9),
         narrow=True,
         sample=SAMPLE,
     ),
-    Figure(
+    study.Figure(
         "tuned_agreement",
         "Closed form against training: agreement",
         "Higher is better.",
         lambda r: _points(r, "agreement"),
-        y=Axis("agreement", "share"),
+        y=study.Axis("agreement", "share"),
         lines=LINES,
         size=(5.2, 3.9),
         narrow=True,
         sample=SAMPLE,
     ),
-    Figure(
+    study.Figure(
         "tuned_rows",
         "Rows of training until ahead",
         "How many rows training needed until its KL was below that of the closed form. Grey bars "
         "show all rows that it saw without getting there.",
         _needed,
         "bars",
-        y=Axis("rows of training"),
+        y=study.Axis("rows of training"),
         size=(9.5, 3.2),
         sample=SAMPLE,
         lines={
-            "mat": Line("started from mat", "green"),
-            "identity": Line("started from id", "orange"),
+            "mat": study.Line("started from mat", "green"),
+            "identity": study.Line("started from id", "orange"),
         },
     ),
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "tuned-table",
         "Training against the closed form, on the rows that decided when training stops",
-        lambda r: r.rows("tuned"),
+        pick("tuned"),
         (
-            Column("layer"),
-            Column("start", "started from"),
-            Column("rows_needed", "rows until ahead", "{:,.0f}", words={None: "never"}),
-            Column("seconds_needed", "seconds", "{:,.1f}"),
-            Column("kl_closed", "KL closed", "{:.2f}"),
-            Column("kl_tuned", "KL tuned", "{:.2f}"),
-            Column("agreement_closed", "P@1 closed (%)", "{:.1f}", 100),
-            Column("agreement_tuned", "P@1 tuned (%)", "{:.1f}", 100),
+            study.Column("layer"),
+            study.Column("start", "started from"),
+            study.Column("rows_needed", "rows until ahead", "{:,.0f}", words={None: "never"}),
+            study.Column("seconds_needed", "seconds", "{:,.1f}"),
+            study.Column("kl_closed", "KL closed", "{:.2f}"),
+            study.Column("kl_tuned", "KL tuned", "{:.2f}"),
+            study.Column("agreement_closed", "P@1 closed (%)", "{:.1f}", 100),
+            study.Column("agreement_tuned", "P@1 tuned (%)", "{:.1f}", 100),
         ),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     "tuned",
     "Fitted or trained?",
     run,
@@ -154,8 +154,7 @@ SECTION = Section(
     short="Training",
     help="trained maps; with --quick only if named",
     findings=findings,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*FIGURES, *TABLES),
     needs=("readings",),
     quick=False,
 )

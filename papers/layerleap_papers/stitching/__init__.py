@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from layerleap import StudyResult
 from layerleap.study import Box, Study
 from layerleap_papers.stitching import classifier, pairs
-from layerleap_papers.stitching.context import StitchingContext
-from layerleap_papers.stitching.settings import StitchingSettings
+from layerleap_papers.stitching.stitching_context import StitchingContext
+from layerleap_papers.stitching.stitching_settings import StitchingSettings
 
 __all__ = ["STUDY", "StitchingSettings"]
 
@@ -34,10 +34,11 @@ def _about(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box("linear", "embedding kernel", "From the two output matrices alone; no data is used.")
-    yield Box("logit", "folded kernel", "The same with final norms folded in, and means left out.")
-    yield Box("tuned", "fitted kernel", "Least squares on the states of both models over a text.")
+BOXES = (
+    Box("linear", "embedding kernel", "From the two output matrices alone; no data is used."),
+    Box("logit", "folded kernel", "The same with final norms folded in, and means left out."),
+    Box("tuned", "fitted kernel", "Least squares on the states of both models over a text."),
+)
 
 
 STUDY = Study(
@@ -55,5 +56,5 @@ STUDY = Study(
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

@@ -16,31 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult, Transformer
+from layerleap import StudyResult, Transformer, study
 from layerleap.act.stitch import Stitched, translate
 from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.lens import DIFFERENCE, SHARE, Bounds, mean_interval
 from layerleap.models import padded, record
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    estimate,
-    percent,
-    untested,
-)
+from layerleap.study import in_words, percent
 from layerleap.zoo import is_held_out
-from layerleap_papers.stitching.context import KERNELS, Kernels, StitchingContext
 from layerleap_papers.stitching.pairs import LINES
+from layerleap_papers.stitching.stitching_context import KERNELS, Kernels, StitchingContext
 
 TEXTS_PER_BATCH = 8
 TRANSLATED_TEXTS = 16  # on which the translated parameters run beside the splice
@@ -55,7 +39,7 @@ class Verdicts:
     alone: Tensor  # (text, 2): the classifier itself, and always the commonest class
 
 
-def tables(context: StitchingContext) -> Tables:
+def tables(context: StitchingContext) -> study.Tables:
     """Accuracy by kernel and layer, of both halves, and the check of the translation."""
     classifier = context.classifier
     layer = classifier.n_layers - context.settings.kept_blocks
@@ -135,13 +119,13 @@ def _logits(model: Transformer, h: Tensor, mask: Tensor) -> Tensor:
     return model.logits(model.rows(h, model.pooled(mask)))
 
 
-def _estimates(values: Tensor, bounds: Bounds = SHARE) -> list[Row]:
+def _estimates(values: Tensor, bounds: Bounds = SHARE) -> list[study.Row]:
     """Column means; every text is a document."""
     found = mean_interval(values, torch.arange(len(values)), bounds)
     return [one.to_dict() for one in found]
 
 
-def _accuracies(verdicts: Verdicts) -> tuple[list[Row], list[Row]]:
+def _accuracies(verdicts: Verdicts) -> tuple[list[study.Row], list[study.Row]]:
     """Accuracy by kernel and layer; and by kernel at the layer that the first half chose."""
     places = [{"kernel": kernel, "layer": layer} for kernel, layer in verdicts.columns]
     whole = [{**p, **e} for p, e in zip(places, _estimates(verdicts.right), strict=True)]
@@ -160,11 +144,11 @@ def _accuracies(verdicts: Verdicts) -> tuple[list[Row], list[Row]]:
 
 def _translations(
     context: StitchingContext, layer: int, kernels: Kernels, texts: list[str]
-) -> list[Row]:
+) -> list[study.Row]:
     """Logits of the translated parameters beside those of the splice."""
     a, c = context.model, context.classifier
     some = sorted({i for _, (i, _) in kernels})
-    rows: list[Row] = []
+    rows: list[study.Row] = []
     for at in sorted({some[0], some[len(some) // 2], some[-1]}):
         stitched = Stitched(a, at, c, layer, "embedding", kernels["embedding", (at, layer)])
         inputs = _inputs(context, texts[:TRANSLATED_TEXTS])
@@ -181,23 +165,22 @@ def _translations(
     return rows
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Whether it works, and what the translation says."""
     about = result.tables["classifier"][0]
     a = result.tables["models"][0]["a"]
-    yield Finding(
+    yield (
         f"{about['name']} itself is right on {percent(about['value'], 1)} of "
         f"{about['rows']:,} held-out reviews; always naming the commonest verdict is right on "
-        f"{percent(about['chance'], 1)}.",
-        under="accuracy",
+        f"{percent(about['chance'], 1)}."
     )
     for row in result.rows("chosen"):
         verb = {"yes": "better than chance", "no": "no better than chance"}.get(
-            above(_lead(row)), "not clearly better than chance"
+            study.above(study.part_of(row, "lead")), "not clearly better than chance"
         )
-        yield Finding(
+        yield study.Finding(
             f"{_blocks(about['kept_blocks'])} after layer {row['layer']} of {a}, "
-            f"{LINES[row['kernel']].label}: {percent(row['value'], 1)}{_ends(row)}, {verb}. The "
+            f"{LINES[row['kernel']].label}: {in_words(row, '.1%')}, {verb}. The "
             "layer was chosen on the other half of the reviews.",
             under="accuracy",
             headline=row["kernel"] == "embedding",
@@ -205,16 +188,15 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     if rows := result.rows("translation"):
         worst = max(rows, key=lambda row: row["gap"])
         agree = "agree" if _is_rounding(worst) else "do NOT agree"
-        yield Finding(
+        yield (
             f"Translated parameters and the splice {agree}: their logits differ by up to "
             f"{worst['gap']:.1e} (the largest logit is {worst['size']:.1f}), and the verdict is "
             f"the same on {percent(min(row['same'] for row in rows))} of the texts that were run "
-            "both ways.",
-            under="accuracy",
+            "both ways."
         )
 
 
-def _is_rounding(row: Row) -> bool:
+def _is_rounding(row: study.Row) -> bool:
     """Whether rounding in float32 explains the gap: kernel and inverse are multiplied in."""
     return bool(row["gap"] <= 1e-3 * row["size"])
 
@@ -223,81 +205,62 @@ def _blocks(n: int) -> str:
     return {0: "Its head", 1: "Its last block"}.get(n, f"Its last {n} blocks")
 
 
-def _lead(row: Row) -> Row:
-    return {key: row[f"lead_{key}"] for key in ("value", "low", "high")}
-
-
-def _ends(row: Row) -> str:
-    known = row["low"] is not None
-    return f" ({percent(row['low'], 1)} to {percent(row['high'], 1)})" if known else ""
-
-
-def _works(result: StudyResult) -> Verdict:
-    row = result.row("chosen", kernel="embedding")
-    if row is None:
-        return untested("no classifier was stitched")
-    return Verdict(
-        above(row, 0.7),
-        f"{percent(row['value'], 1)}{_ends(row)} after layer {row['layer']}",
-        "yes if the interval is above 70 %, at a layer chosen on other reviews",
-    )
-
-
-def _above_chance(result: StudyResult) -> Verdict:
-    row = result.row("chosen", kernel="embedding")
-    if row is None:
-        return untested("no classifier was stitched")
-    return Verdict(
-        above(_lead(row)),
-        f"{100 * row['lead_value']:+.1f} points after layer {row['layer']}",
-        "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
-    )
-
-
-def _translates(result: StudyResult) -> Verdict:
+@study.claim("Translating its parameters and splicing the models are the same.")
+def _translates(result: StudyResult) -> study.Verdict:
     rows = result.rows("translation")
     if not rows:
-        return untested("its parameters could not be translated")
+        return study.untested("its parameters could not be translated")
     gap = max(row["gap"] / row["size"] for row in rows)
-    return Verdict(
+    return study.Verdict(
         "yes" if all(map(_is_rounding, rows)) else "no",
         f"logits differ by up to {gap:.1e} of the largest",
         "yes if they differ by at most a thousandth of the largest logit",
     )
 
 
+CHOSEN = study.pick("chosen", kernel="embedding")
+NONE = "no classifier was stitched"
 CLAIMS = (
-    Claim(
+    study.Claim(
         "A classifier's last blocks work on another model without training (more than 70 % "
         "right); in the paper, 3 of 11 runs did.",
-        _works,
+        study.Each(
+            CHOSEN,
+            "{estimate:.1%} after layer {layer}",
+            "yes if the interval is above 70 %, at a layer chosen on other reviews",
+            lambda row: study.above(row, 0.7),
+            missing=NONE,
+        ),
     ),
-    Claim("They are right more often than always naming the commonest class.", _above_chance),
-    Claim("Translating its parameters and splicing the models are the same.", _translates),
+    study.Claim(
+        "They are right more often than always naming the commonest class.",
+        study.Each(
+            lambda result: [{**row, "points": 100 * row["lead_value"]} for row in CHOSEN(result)],
+            "{points:+.1f} points after layer {layer}",
+            "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
+            lambda row: study.above(study.part_of(row, "lead")),
+            missing=NONE,
+        ),
+    ),
+    _translates,
 )
 
 
-def _curves(result: StudyResult) -> Iterator[Row]:
-    for kernel in KERNELS:
-        for row in result.rows("accuracy", kernel=kernel):
-            yield {**row, "x": row["layer"], "y": row["value"], "line": kernel}
-
-
-def _marks(result: StudyResult) -> Iterator[Mark]:
+def _marks(result: StudyResult) -> Iterator[study.Mark]:
     about = result.tables["classifier"][0]
-    yield Mark("y", about["value"], f"{about['name']} itself, {percent(about['value'])}")
-    yield Mark("y", about["chance"], f"commonest verdict, {percent(about['chance'])}")
+    yield study.Mark("y", about["value"], f"{about['name']} itself, {percent(about['value'])}")
+    yield study.Mark("y", about["chance"], f"commonest verdict, {percent(about['chance'])}")
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "accuracy",
         "Accuracy over the layer of the seam",
         "The share of held-out reviews that the stitched classifier gets right, by the layer at "
         "which the first model ends. The classifier always goes on at the same layer.",
-        _curves,
-        x=Axis("layer of the first model", "layer"),
-        y=Axis("accuracy", "share"),
+        study.points("accuracy", line="{kernel}", kernel=KERNELS),
+        x=study.Axis("layer of the first model", "layer"),
+        y=study.Axis("accuracy", "share"),
         lines=LINES,
         marks=_marks,
         size=(7.2, 4.0),
@@ -307,15 +270,15 @@ FIGURES = (
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "chosen-table",
         "Accuracy at the layer chosen on the other half of the reviews",
-        lambda result: result.rows("chosen"),
+        study.pick("chosen"),
         (
-            Column("kernel"),
-            Column("layer", "after layer"),
-            estimate("value", "accuracy (%)", "{:.1f}", 100),
-            Column(
+            study.Column("kernel"),
+            study.Column("layer", "after layer"),
+            study.estimate("value", "accuracy (%)", "{:.1f}", 100),
+            study.Column(
                 "lead_value",
                 "above chance (points)",
                 "{:+.1f}",
@@ -323,36 +286,33 @@ TABLES = (
                 low="lead_low",
                 high="lead_high",
             ),
-            Column("rows", "reviews", "{:,.0f}"),
+            study.Column("rows", "reviews", "{:,.0f}"),
         ),
         terminal=True,
     ),
-    Table(
+    study.Table(
         "translation-table",
         "Translated parameters beside the splice (embedding kernel)",
-        lambda result: result.rows("translation"),
+        study.pick("translation"),
         (
-            Column("layer", "after layer"),
-            Column("texts"),
-            Column("gap", "largest difference of logits", "{:.1e}"),
-            Column("size", "largest logit", "{:.2f}"),
-            Column("same", "same verdict (%)", "{:.0f}", 100),
+            study.Column("layer", "after layer"),
+            study.Column("texts"),
+            study.Column("gap", "largest difference of logits", "{:.1e}"),
+            study.Column("size", "largest logit", "{:.2f}"),
+            study.Column("same", "same verdict (%)", "{:.0f}", 100),
         ),
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="classifier",
     title="A classifier without training",
     run=tables,
-    short="Classifier",
     help="a fine-tuned classifier on the other model",
     lead="The last blocks and the head of a fine-tuned classifier go on where the first model "
     "ends. Nothing is trained: the kernel comes from the two vocabularies. The same is done with "
     "its parameters translated into the basis of the first model, which must say the same.",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
     when=lambda settings: settings.classifier is not None,
 )

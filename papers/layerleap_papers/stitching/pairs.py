@@ -14,41 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult, Transformer
+from layerleap import StudyResult, Transformer, study
 from layerleap.errors import BadText
 from layerleap.lens import POSITIVE, Documents, chunks
 from layerleap.maps import LayerPair
 from layerleap.memory import give_back
 from layerleap.models import record
 from layerleap.stream import Census, batches_of
-from layerleap.study import (
-    Answer,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    at_every,
-    below,
-    estimate,
-    untested,
-)
-from layerleap_papers.stitching.context import KERNELS, Kernels, StitchingContext
+from layerleap.study import below, estimate, in_words, pick
+from layerleap_papers.stitching.stitching_context import KERNELS, Kernels, StitchingContext
 
 LINES = {
-    "embedding": Line("embedding kernel", "blue"),
-    "folded": Line("folded kernel", "purple", marker="X"),
-    "least-squares": Line("fitted kernel", "green", marker="D"),
-    "random": Line("random kernel", "grey", marker="s", style="dashed"),
-    "identity": Line("identity", "orange", marker="^", style="dashed"),
+    "embedding": study.Line("embedding kernel", "blue"),
+    "folded": study.Line("folded kernel", "purple", marker="X"),
+    "least-squares": study.Line("fitted kernel", "green", marker="D"),
+    "random": study.Line("random kernel", "grey", marker="s", style="dashed"),
+    "identity": study.Line("identity", "orange", marker="^", style="dashed"),
 }
 COUNTED_TEXTS = 3000  # whose tokens are counted, at least; no model runs on them
 WORST = 1.5  # end of the colour scale: half as much again as the damage of guessing by frequency
@@ -64,7 +45,7 @@ class Losses:
     alone: Tensor  # (row, 3): the second model, the first, and the guess by frequency
 
 
-def tables(context: StitchingContext) -> Tables:
+def tables(context: StitchingContext) -> study.Tables:
     """Losses of all stitched models and of both models alone."""
     a, b = context.model, context.other
     pairs = [(i, j) for i in context.grid(a) for j in context.grid(b)]
@@ -152,7 +133,7 @@ def _log_frequency(context: StitchingContext) -> Tensor:
     return torch.where(counts > 0, counts / total * (1 - rare), rare / never.clamp_min(1)).log()
 
 
-def _costs(losses: Losses, documents: Documents) -> list[Row]:
+def _costs(losses: Losses, documents: Documents) -> list[study.Row]:
     """What each stitched model loses against the second model alone; and its loss."""
     own = losses.alone[:, :1]
     damage = float((losses.alone[:, 2] - losses.alone[:, 0]).mean())
@@ -167,7 +148,7 @@ def _costs(losses: Losses, documents: Documents) -> list[Row]:
     return rows
 
 
-def _leads(losses: Losses, documents: Documents) -> list[Row]:
+def _leads(losses: Losses, documents: Documents) -> list[study.Row]:
     """By pair of layers, how much less the embedding kernel costs than each other one."""
     at = {column: number for number, column in enumerate(losses.columns)}
     others = [column for column in losses.columns if column[0] != "embedding"]
@@ -183,9 +164,9 @@ def _leads(losses: Losses, documents: Documents) -> list[Row]:
     ]
 
 
-def best(result: StudyResult, kernel: str) -> list[Row]:
+def best(result: StudyResult, kernel: str) -> list[study.Row]:
     """By layer of the first model, the pair that costs least."""
-    by: dict[int, Row] = {}
+    by: dict[int, study.Row] = {}
     for row in result.rows("costs", kernel=kernel):
         known = by.get(row["layer_a"])
         if known is None or row["value"] < known["value"]:
@@ -198,15 +179,14 @@ def _names(result: StudyResult) -> tuple[str, str]:
     return models["a"], models["b"]
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """What the second model loses by it, and with which kernel."""
     a, b = _names(result)
     alone = {row["model"]: row["value"] for row in result.tables["alone"]}
     frequency = alone["token frequency"]
-    yield Finding(
+    yield (
         f"{b} alone has a loss of {result.tables['alone'][0]['value']:.2f} nats a token on this "
-        f"text; guessing by token frequency has {frequency:.2f}.",
-        under="costs",
+        f"text; guessing by token frequency has {frequency:.2f}."
     )
     for kernel in KERNELS:
         rows = result.rows("costs", kernel=kernel)
@@ -214,10 +194,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         if not inner:
             continue
         least = min(inner, key=lambda row: row["value"])
-        yield Finding(
+        yield study.Finding(
             f"{LINES[kernel].label[:1].upper()}{LINES[kernel].label[1:]}: the cheapest seam inside "
             f"both models is from layer {least['layer_a']} of {a} to layer {least['layer_b']} of "
-            f"{b}, which costs {_interval(least)} nats a token (loss {least['loss']:.2f}; guessing "
+            f"{b}, which costs {in_words(least)} nats a token (loss {least['loss']:.2f}; guessing "
             f"by token frequency costs {frequency - result.tables['alone'][0]['value']:.2f}).",
             under="costs",
             headline=kernel in ("embedding", "folded", "least-squares"),
@@ -225,74 +205,55 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     yield from _comparisons(result)
 
 
-def _is_inside(result: StudyResult, row: Row) -> bool:
+def _is_inside(result: StudyResult, row: study.Row) -> bool:
     """Whether some blocks of both models run: else one of them is only a table or a head."""
     models = result.tables["models"][0]
     return bool(0 < row["layer_a"] < models["layers_a"] and row["layer_b"] < models["layers_b"])
 
 
-def _comparisons(result: StudyResult) -> Iterator[Finding]:
+def _comparisons(result: StudyResult) -> Iterator[study.Said]:
     """What else the intervals say about the embedding kernel."""
     fitted = [below(row) for row in result.rows("leads", against="least-squares")]
-    yield Finding(
+    yield (
         f"The fitted kernel costs clearly less than the embedding kernel in {fitted.count('yes')} "
-        f"of {len(fitted)} pairs of layers.",
-        under="costs",
+        f"of {len(fitted)} pairs of layers."
     )
     own, _, frequency = (row["value"] for row in result.tables["alone"])
     rows = [row for row in result.rows("costs", kernel="embedding") if row["layer_a"] > 0]
     better = [below(row, frequency - own) for row in rows]
-    yield Finding(
+    yield (
         "A model stitched with the embedding kernel predicts clearly better than token frequency "
         f"in {better.count('yes')} of {len(better)} pairs after at least one block, clearly worse "
-        f"in {better.count('no')}.",
-        under="costs",
+        f"in {better.count('no')}."
     )
 
 
-def _interval(row: Row) -> str:
-    ends = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
-    return f"{row['value']:.2f}{ends}"
-
-
-def _beats(against: str, result: StudyResult) -> tuple[list[Answer], str]:
-    answers = [above(row) for row in result.rows("leads", against=against)]
-    return answers, f"clearly in {answers.count('yes')} of {len(answers)} pairs of layers"
-
-
-def _beats_random(result: StudyResult) -> Verdict:
-    answers, seen = _beats("random", result)
-    return Verdict(
-        at_every(answers), seen, "yes if the interval says so for all pairs, partly if for most"
-    )
-
-
-def _beats_identity(result: StudyResult) -> Verdict:
-    answers, seen = _beats("identity", result)
-    if not answers:
-        return untested("the models differ in width, so there is no identity kernel")
-    return Verdict(
-        at_every(answers), seen, "yes if the interval says so for all pairs, partly if for most"
+def _beats(against: str, missing: str = "") -> study.Each:
+    return study.Each(
+        pick("leads", against=against),
+        "clearly in {yes} of {n} pairs of layers",
+        "yes if the interval says so for all pairs, partly if for most",
+        missing=missing,
     )
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "The vocabulary relates the spaces of two models: the embedding kernel carries states "
         "better than a random kernel of the same size.",
-        _beats_random,
+        _beats("random"),
     ),
-    Claim(
+    study.Claim(
         "Without it, the spaces of two models have nothing in common: the kernel is better than "
         "leaving states as they are.",
-        _beats_identity,
+        _beats("identity", "the models differ in width, so there is no identity kernel"),
     ),
 )
 
 
-def _cells(result: StudyResult) -> Iterator[Row]:
+def _cells(result: StudyResult) -> Iterator[study.Row]:
     for kernel in KERNELS:
-        rows = [row for row in result.rows("costs", kernel=kernel) if row["relative"] is not None]
+        rows = result.rows("costs", kernel=kernel, relative=study.KNOWN)
         high = sum(row["relative"] > WORST for row in rows)
         note = f"{high} of {len(rows)} above,\nshown as {WORST:g}" if high else ""
         for row in rows:
@@ -300,19 +261,19 @@ def _cells(result: StudyResult) -> Iterator[Row]:
             yield {**row, **place, "panel": LINES[kernel].label, "note": note}
 
 
-def _curves(result: StudyResult) -> Iterator[Row]:
+def _curves(result: StudyResult) -> Iterator[study.Row]:
     for kernel in KERNELS:
         for row in best(result, kernel):
             yield {**row, "x": row["layer_a"], "y": row["value"], "line": kernel}
 
 
-def _damage(result: StudyResult) -> Iterator[Mark]:
+def _damage(result: StudyResult) -> Iterator[study.Mark]:
     own, _, frequency = (row["value"] for row in result.tables["alone"])
-    yield Mark("y", frequency - own, f"guessing by token frequency, {frequency - own:.2f}")
+    yield study.Mark("y", frequency - own, f"guessing by token frequency, {frequency - own:.2f}")
 
 
 FIGURES = (
-    Figure(
+    study.Figure(
         "costs",
         "Every pair of layers",
         "What the seam costs: 0 is as good as the second model alone, 1 no better than guessing by "
@@ -321,22 +282,22 @@ FIGURES = (
         f"{WORST:g}.",
         _cells,
         "heatmap",
-        x=Axis("layer of the first model"),
-        y=Axis("layer of the second model"),
-        value=Axis("cost, as a share of that of guessing", low=0, high=WORST),
+        x=study.Axis("layer of the first model"),
+        y=study.Axis("layer of the second model"),
+        value=study.Axis("cost, as a share of that of guessing", low=0, high=WORST),
         size=(4.2, 4.2),
         columns=2,
         unit="positions",
         sample="95 % intervals are in costs.csv: over documents",
     ),
-    Figure(
+    study.Figure(
         "best",
         "The best partner of each layer",
         "For each layer of the first model, the cost in nats a token with the layer of the second "
         "that costs least. It is the least of several, so it flatters all kernels alike.",
         _curves,
-        x=Axis("layer of the first model", "layer"),
-        y=Axis("cost (nats a token)"),
+        x=study.Axis("layer of the first model", "layer"),
+        y=study.Axis("cost (nats a token)"),
         lines=LINES,
         marks=_damage,
         size=(7.2, 3.8),
@@ -345,42 +306,43 @@ FIGURES = (
 )
 
 
-def _best_rows(result: StudyResult) -> Iterator[Row]:
+def _best_rows(result: StudyResult) -> Iterator[study.Row]:
     for kernel in KERNELS:
         for row in best(result, kernel):
             yield {**row, "column": LINES[kernel].label, "partner": f"to layer {row['layer_b']}"}
 
 
 TABLES = (
-    Table(
+    study.Table(
         "best-table",
         "Cost in nats a token at the best partner of each layer",
         _best_rows,
-        (Column("layer_a", "layer of the first model"),),
+        (study.Column("layer_a", "layer of the first model"),),
         across="column",
-        cells=(Column("value", "", "{:.2f}", low="low", high="high", note="partner"),),
+        cells=(study.Column("value", "", "{:.2f}", low="low", high="high", note="partner"),),
         terminal=True,
     ),
-    Table(
+    study.Table(
         "alone-table",
         "Loss of each model alone, in nats a token",
-        lambda result: result.rows("alone"),
-        (Column("model"), estimate("value", "loss"), Column("rows", "positions", "{:,.0f}")),
+        pick("alone"),
+        (
+            study.Column("model"),
+            estimate("value", "loss"),
+            study.Column("rows", "positions", "{:,.0f}"),
+        ),
         terminal=True,
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="pairs",
     title="What stitching costs",
     run=tables,
     required=True,
-    short="Pairs",
     lead="The first blocks of one model run on a text. A kernel carries their states into the "
     "other model, whose last blocks and head go on from there. The loss of the stitched model is "
     "compared with that of the second model alone, at the same positions of held-out documents.",
     findings=findings,
-    claims=CLAIMS,
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*CLAIMS, *FIGURES, *TABLES),
 )

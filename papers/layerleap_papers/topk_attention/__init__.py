@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from layerleap import StudyResult
 from layerleap.study import Box, Study
 from layerleap_papers.topk_attention import attention, budget, ffn, heads, memory, relu, training
-from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.settings import SparsitySettings
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
+from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings
 
 __all__ = ["STUDY", "SparsitySettings"]
 
@@ -37,19 +37,20 @@ def _about(result: StudyResult) -> Iterator[str]:
         )
 
 
-def _boxes(result: StudyResult) -> Iterator[Box]:
-    yield Box(
+BOXES = (
+    Box(
         "linear",
         "Top-k attention",
         "The softmax over the k highest scores of each query. Scores are all computed, so time "
         "stays quadratic in length; only memory does not.",
-    )
-    yield Box(
+    ),
+    Box(
         "tuned",
         "Top-k neurons",
         "The k largest products of coefficient and length of the value vector. The rest of the "
         "coefficients become 0.",
-    )
+    ),
+)
 
 
 STUDY = Study(
@@ -75,5 +76,5 @@ STUDY = Study(
     paper="Gupta, Dar, Goodman, Ciprut and Berant, \u201cMemory-efficient Transformers via Top-k "
     "Attention\u201d (SustaiNLP 2021).",
     about=_about,
-    boxes=_boxes,
+    boxes=BOXES,
 )

@@ -11,34 +11,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from layerleap import LayerleapError, StudyResult
+from layerleap import LayerleapError, StudyResult, study
 from layerleap.act.edits import TopKAttention, TopKNeurons
 from layerleap.errors import BadText, ModelRefused
 from layerleap.lens import ANY, POSITIVE
 from layerleap.models import Edit, Recording, record
 from layerleap.progress import Progress
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    below,
-    estimate,
-    percent,
-    untested,
-)
-from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import measure_columns, nats
+from layerleap.study import above, below, estimate, percent, pick, points, untested
+from layerleap_papers.topk_attention.allocation import Plan, finer, furthest, guessed, steps
+from layerleap_papers.topk_attention.curves import PANELS, nats
 from layerleap_papers.topk_attention.passes import MEASURES, POSSIBLE, Measured, Rows
-from layerleap_papers.topk_attention.shared_out import Plan, finer, furthest, guessed, steps
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 ATTENTION, FFN = "attention", "FFN"
 KINDS = (ATTENTION, FFN)
@@ -79,8 +62,8 @@ class _Part:
         return {block: self.levels[number] for block, number in plan.items() if number}
 
 
-def _run(context: SparsityContext) -> Tables:
-    tables: Tables = {"budget": [], "budget_costs": [], "budget_checks": []}
+def _run(context: SparsityContext) -> study.Tables:
+    tables: study.Tables = {"budget": [], "budget_costs": [], "budget_checks": []}
     errors: list[str] = []
     for kind in KINDS:
         try:
@@ -110,7 +93,7 @@ def _part(context: SparsityContext, kind: str) -> _Part:
     return _Part(kind, every, [float(most), *map(float, known)], rows)
 
 
-def _share_out(context: SparsityContext, part: _Part, tables: Tables) -> None:
+def _share_out(context: SparsityContext, part: _Part, tables: study.Tables) -> None:
     rows, wanted = context.chosen_on, context.settings.kl
     sizes = {block: ffn.n_neurons for block, ffn in context.ffns.items()}
     edit = partial(part.edit, sizes=sizes)
@@ -162,7 +145,7 @@ def _alone(
 
 def _plan_row(
     part: _Part, block: int, plan: Plan, costs: dict[int, list[float]], sizes: dict[int, int]
-) -> Row:
+) -> study.Row:
     level = part.levels[plan[block]]
     is_whole = not plan[block]
     k = math.ceil(level * sizes[block]) if part.kind == FFN else int(level)
@@ -179,7 +162,7 @@ def _plan_row(
 
 def _checked(
     rows: Rows, part: _Part, plan: Plan, edit: Callable[[dict[int, float]], Edit]
-) -> list[Row]:
+) -> list[study.Row]:
     """The budget on held-out rows, and the same k everywhere that keeps at least as much."""
     held = _Part(part.kind, part.blocks, part.levels, rows)
     kept = [1.0 if not n else held.kept(part.levels[n]) for n in plan.values()]
@@ -216,11 +199,11 @@ def _nothing(rows: Rows) -> Measured:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _check(result: StudyResult, kind: str, what: str, measure: str = "kl") -> Row | None:
+def _check(result: StudyResult, kind: str, what: str, measure: str = "kl") -> study.Row | None:
     return result.row("budget_checks", kind=kind, what=what, measure=measure)
 
 
-def _missing(result: StudyResult, kind: str) -> Verdict | None:
+def _missing(result: StudyResult, kind: str) -> study.Verdict | None:
     """Why there is nothing to judge, if so."""
     rows = result.rows("budget", kind=kind)
     if not rows:
@@ -230,29 +213,29 @@ def _missing(result: StudyResult, kind: str) -> Verdict | None:
     return None
 
 
-def _is_same(rows: list[Row]) -> bool:
+def _is_same(rows: list[study.Row]) -> bool:
     return len({row["k"] for row in rows}) == 1
 
 
-def _holds(result: StudyResult, kind: str) -> Verdict:
+def _holds(result: StudyResult, kind: str) -> study.Verdict:
     row = _check(result, kind, "budget")
     if (missing := _missing(result, kind)) is not None or row is None:
         return missing or untested("nothing was measured")
     wanted = result.settings["kl"]
-    return Verdict(
+    return study.Verdict(
         below(row, wanted),
         f"KL {nats(row)} with {percent(row['kept'])} of the {NOUNS[kind]}",
         f"yes if the interval is below {wanted:g} nats",
     )
 
 
-def _better(result: StudyResult, kind: str) -> Verdict:
+def _better(result: StudyResult, kind: str) -> study.Verdict:
     row = _check(result, kind, GAIN)
     if (missing := _missing(result, kind)) is not None or row is None:
         return missing or untested("nothing was measured")
     if _is_same(result.rows("budget", kind=kind)):
         return untested("every layer got the same k, at the levels tried")
-    return Verdict(
+    return study.Verdict(
         above(row),
         f"the same k everywhere, with at least as many {NOUNS[kind]}, has a KL higher "
         f"by {nats(row)}",
@@ -264,12 +247,12 @@ CLAIMS = tuple(
     claim
     for kind in KINDS
     for claim in (
-        Claim(
+        study.Claim(
             f"(ours) A budget of {NOUNS[kind]} chosen on other text keeps the wanted KL on "
             f"held-out text ({kind}).",
             partial(_holds, kind=kind),
         ),
-        Claim(
+        study.Claim(
             f"(ours) Layers need different numbers of {NOUNS[kind]}: sharing them out is better "
             f"than the same k everywhere ({kind}).",
             partial(_better, kind=kind),
@@ -278,14 +261,14 @@ CLAIMS = tuple(
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     for kind in KINDS:
         rows, check = result.rows("budget", kind=kind), _check(result, kind, "budget")
         if not rows or check is None:
             continue
         part, noun = TITLES[kind], NOUNS[kind]
         if all(row["whole"] for row in rows):
-            yield Finding(
+            yield study.Finding(
                 f"{part}: no layer can be restricted within {result.settings['kl']:g} nats, at the "
                 "levels tried.",
                 under=f"budget-{kind}",
@@ -293,7 +276,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             )
             continue
         if _is_same(rows):
-            yield Finding(
+            yield study.Finding(
                 f"{part}: with {_amount(rows[0])} in every layer, KL on held-out text is "
                 f"{nats(check)}. At the levels tried, no layer got more than another.",
                 under=f"budget-{kind}",
@@ -303,46 +286,41 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         same = _check(result, kind, "same everywhere")
         most = max(rows, key=lambda row: row["kept"])
         least = min(rows, key=lambda row: row["kept"])
-        yield Finding(
+        yield study.Finding(
             f"{part}: with {percent(check['kept'])} of the {noun}, shared out by layer, KL on "
             f"held-out text is {nats(check)}; as many {noun} in every layer give {nats(same)}.",
             under=f"budget-{kind}",
             headline=True,
         )
-        yield Finding(
+        yield study.Finding(
             f"{part}: layer {most['layer']} needs most ({_amount(most)}), layer {least['layer']} "
             f"least ({_amount(least)}).",
             under=f"budget-{kind}",
         )
 
 
-def _amount(row: Row) -> str:
+def _amount(row: study.Row) -> str:
     noun = NOUNS[row["kind"]]
     return f"all {noun}" if row["whole"] else f"{row['k']} {noun}"
 
 
-def _points(result: StudyResult, kind: str) -> Iterator[Row]:
-    for row in result.rows("budget", kind=kind):
-        yield {**row, "x": row["layer"], "y": row["kept"], "line": "kept"}
-
-
-def _figures(kind: str) -> tuple[Figure, ...]:
+def _figures(kind: str) -> tuple[study.Figure, ...]:
     return (
-        Figure(
+        study.Figure(
             f"budget-{kind}",
             f"{TITLES[kind]}: the budget by layer",
             f"The part of the {NOUNS[kind]} that each layer keeps.",
-            partial(_points, kind=kind),
-            y=Axis(f"{NOUNS[kind]} kept", "share"),
+            points("budget", y="kept", line="kept", kind=kind),
+            y=study.Axis(f"{NOUNS[kind]} kept", "share"),
             size=(5.2, 3.2),
             narrow=True,
-            lines={"kept": Line("kept", "blue")},
+            lines={"kept": study.Line("kept", "blue")},
             sample="chosen on the fitting side",
         ),
     )
 
 
-SECTION = Section(
+SECTION = study.Section(
     "budget",
     "How small can k be in each layer?",
     _run,
@@ -350,35 +328,35 @@ SECTION = Section(
     "are restricted together, step by step, the cheapest first by what they cost alone, as long as "
     "the interval of the KL measured together stays within the wanted one. The result is verified "
     "on held-out texts of the same length, beside the same k in all layers.",
-    short="Budget",
     help="the smallest k of each layer for a wanted KL",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(*_figures(ATTENTION), *_figures(FFN)),
-    tables=(
-        Table(
+    shows=(
+        *CLAIMS,
+        *_figures(ATTENTION),
+        *_figures(FFN),
+        study.Table(
             "budget-checks",
             "Budgets on held-out text",
-            partial(measure_columns, table="budget_checks"),
+            pick("budget_checks", words={"measure": PANELS}),
             (
-                Column("kind", "part"),
-                Column("what", "how shared"),
-                Column("kept", "kept", "{:.0f} %", 100),
+                study.Column("kind", "part"),
+                study.Column("what", "how shared"),
+                study.Column("kept", "kept", "{:.0f} %", 100),
             ),
-            across="column",
+            across="measure",
             cells=(estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),
-        Table(
+        study.Table(
             "budget-table",
             "k by layer",
-            lambda r: r.rows("budget"),
-            (Column("layer"),),
+            pick("budget"),
+            (study.Column("layer"),),
             across="kind",
             cells=(
-                Column("k", "k"),
-                Column("kept", "kept", "{:.0f} %", 100),
-                Column("guess", "KL alone, about", "{:.4f}"),
+                study.Column("k", "k"),
+                study.Column("kept", "kept", "{:.0f} %", 100),
+                study.Column("guess", "KL alone, about", "{:.4f}"),
             ),
             dense=True,
         ),

@@ -4,13 +4,13 @@ In: tables with one row per k and measure. Out: words, points of figures, and th
 is about.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from layerleap import StudyResult
-from layerleap.study import Row, percent
+from layerleap.study import in_words
 
 # Names of the measures as panels of figures.
 PANELS = {
@@ -30,40 +30,12 @@ def kept_share(seen: Tensor, k: int) -> float:
 
 def nats(row: Mapping[str, Any] | None) -> str:
     """An estimate in nats with its interval."""
-    return interval(row, "{:.3f}", "nats")
-
-
-def interval(row: Mapping[str, Any] | None, form: str = "{:.2f}", unit: str = "") -> str:
-    """A value with its interval, in brackets."""
-    if row is None or row["value"] is None:
-        return "unknown"
-    text = form.format(row["value"]) + (f" {unit}" if unit else "")
-    if row["low"] is None or row["high"] is None:
-        return text
-    return f"{text} ({form.format(row['low'])} to {form.format(row['high'])})"
+    return in_words(row, ".3f", "nats")
 
 
 def shares(row: Mapping[str, Any] | None) -> str:
     """A share with its interval, in percent."""
-    if row is None or row["value"] is None:
-        return "unknown"
-    if row["low"] is None or row["high"] is None:
-        return percent(row["value"])
-    return f"{percent(row['value'])} ({percent(row['low'])} to {percent(row['high'])})"
-
-
-def points(rows: Iterable[Row], x: str, line: str = "") -> Iterator[Row]:
-    """Points of a figure with one panel per measure."""
-    for row in rows:
-        if row["measure"] in PANELS:
-            point = {**row, "x": row[x], "y": row["value"], "panel": PANELS[row["measure"]]}
-            yield {**point, "line": row.get("line", line)}
-
-
-def measure_columns(result: StudyResult, table: str) -> Iterator[Row]:
-    """Rows of a table with one column per measure."""
-    for row in result.rows(table):
-        yield {**row, "column": PANELS[row["measure"]]}
+    return in_words(row, "%")
 
 
 def nearest(result: StudyResult, table: str, key: str, wanted: float, **where: Any) -> float | None:

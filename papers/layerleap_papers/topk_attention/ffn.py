@@ -8,41 +8,23 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.edits import By, TopKNeurons
 from layerleap.errors import ModelRefused
 from layerleap.models.weights import FeedForward, feed_forwards, ffn_keys
 from layerleap.progress import Progress
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    below,
-    estimate,
-    percent,
-    untested,
-)
-from layerleap_papers.topk_attention.context import SparsityContext
+from layerleap.study import above, all_of, below, estimate, percent, pick, points, untested
 from layerleap_papers.topk_attention.curves import (
     EIGHTH,
+    PANELS,
     SAME_LOSS,
     SAME_TOP,
     nats,
     nearest,
-    points,
     shares,
 )
 from layerleap_papers.topk_attention.passes import MEASURES, Measured, Rows
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 RULES: dict[By, str] = {
     "size": "by size: |coefficient| times the value's norm",
@@ -57,20 +39,20 @@ COLUMNS = {
     "pre-activation": "by pre-activation",
 }
 LINES = {
-    "size": Line(RULES["size"], "blue"),
-    "magnitude": Line(RULES["magnitude"], "green", marker="D"),
-    "signed": Line(RULES["signed"], "amber", marker="s", style="dashed"),
-    "pre-activation": Line(RULES["pre-activation"], "orange", marker="^", style="dashed"),
+    "size": study.Line(RULES["size"], "blue"),
+    "magnitude": study.Line(RULES["magnitude"], "green", marker="D"),
+    "signed": study.Line(RULES["signed"], "amber", marker="s", style="dashed"),
+    "pre-activation": study.Line(RULES["pre-activation"], "orange", marker="^", style="dashed"),
 }
 
 
 def sweep(
     rows: Rows, ffns: dict[int, FeedForward], kept: tuple[float, ...], progress: Progress
-) -> tuple[list[Row], list[Row]]:
+) -> tuple[list[study.Row], list[study.Row]]:
     """Every rule at every share: means, and paired differences of each rule from "size"."""
     model = rows.model
     rules = [rule for rule in RULES if rule != "pre-activation" or has_keys(rows, ffns)]
-    table, paired = list[Row](), list[Row]()
+    table, paired = list[study.Row](), list[study.Row]()
     for number, share in enumerate(kept):
         k = {block: max(1, math.ceil(share * ffn.n_neurons)) for block, ffn in ffns.items()}
         found: dict[By, Measured] = {}
@@ -108,7 +90,7 @@ def kind_of(rows: Rows, ffns: dict[int, FeedForward]) -> str:
     return " or ".join(sorted(kinds))
 
 
-def _run(context: SparsityContext) -> Tables:
+def _run(context: SparsityContext) -> study.Tables:
     ffns = context.ffns
     if not ffns:
         first = next(iter(feed_forwards(context.model).values()))
@@ -126,7 +108,8 @@ def _run(context: SparsityContext) -> Tables:
 FAR = "no share of the neurons that was tried is near the one that the claim is about"
 
 
-def _enough(result: StudyResult) -> Verdict:
+@study.claim("An eighth of the neurons of each position is enough, with no training.")
+def _enough(result: StudyResult) -> study.Verdict:
     share = nearest(result, "ffn", "share", EIGHTH)
     if share is None:
         return untested(FAR)
@@ -137,7 +120,7 @@ def _enough(result: StudyResult) -> Verdict:
     if loss is None:
         return untested("the right outputs of this text are not known, so there is no loss")
     # A loss alone may stay the same, or fall by chance, while outputs change.
-    return Verdict(
+    return study.Verdict(
         all_of([below(loss, SAME_LOSS), above(same, SAME_TOP)]),
         f"with {percent(share, 1)} of the neurons, by size, the loss changes by {nats(loss)} and "
         f"the top output is the same in {shares(same)} of rows",
@@ -146,7 +129,7 @@ def _enough(result: StudyResult) -> Verdict:
     )
 
 
-def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> Verdict:
+def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> study.Verdict:
     """Does the paper's rule do as well as selecting by size?"""
     own = nearest(result, table, "share", share, **where)
     if own is None and result.rows(table, **where):
@@ -154,7 +137,7 @@ def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> 
     row = result.row(table, share=own, rule="pre-activation", measure="kl", **where)
     if row is None or own is None:
         return untested("the pre-activations of this model's FFNs are not known")
-    return Verdict(
+    return study.Verdict(
         below(row, SAME_LOSS),
         f"with {percent(own, 1)} of the neurons its KL minus that by size is {nats(row)}",
         f"yes if the interval is below {SAME_LOSS} nats",
@@ -163,8 +146,8 @@ def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> 
 
 HALF = 0.5
 CLAIMS = (
-    Claim("An eighth of the neurons of each position is enough, with no training.", _enough),
-    Claim(
+    _enough,
+    study.Claim(
         "The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
         "neurons chosen so are as good as half chosen by size.",
         partial(papers_rule, table="ffn_paired", share=HALF),
@@ -172,27 +155,23 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     kind = result.row("ffn_kind")
     assert kind is not None
-    yield Finding(f"The FFNs of this model are {kind['kind']}.", under="ffn")
+    yield (f"The FFNs of this model are {kind['kind']}.")
     wanted = result.settings["kl"]
     by_size = result.rows("ffn", rule="size", measure="kl")
     enough = [row for row in by_size if below(row, wanted) == "yes"]
     if enough:
         first = min(enough, key=lambda row: row["share"])
-        yield Finding(
+        yield study.Headline(
             f"With {percent(first['share'], 1)} of their neurons, chosen by size at each position, "
-            f"FFNs are within {wanted:g} nats of the whole model: KL {nats(first)}.",
-            under="ffn",
-            headline=True,
+            f"FFNs are within {wanted:g} nats of the whole model: KL {nats(first)}."
         )
     else:
-        yield Finding(
+        yield study.Headline(
             f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} "
-            "nats of the whole model.",
-            under="ffn",
-            headline=True,
+            "nats of the whole model."
         )
     half = nearest(result, "ffn", "share", HALF)
     for rule in ("signed", "pre-activation"):
@@ -201,7 +180,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         if row is not None and half is not None:
             verb = "costs" if above(row) == "yes" else "changes KL by"
             more = " more than choosing by size" if verb == "costs" else " against size"
-            yield Finding(
+            yield study.Finding(
                 f"Keeping {percent(half, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}"
                 f"; the top output is the same in {shares(agreement)} of rows.",
                 under="ffn",
@@ -209,16 +188,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    yield from points(({**row, "line": row["rule"]} for row in result.rows("ffn")), "share")
-
-
-def _table_rows(result: StudyResult, measure: str) -> Iterator[Row]:
-    for row in result.rows("ffn", measure=measure):
-        yield {**row, "column": COLUMNS[row["rule"]]}
-
-
-SECTION = Section(
+SECTION = study.Section(
     "ffn",
     "How many neurons do FFNs need, and which?",
     _run,
@@ -229,28 +199,29 @@ SECTION = Section(
     short="FFN",
     help="the same for neurons, by four rules",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "ffn",
             "FFNs with a share of their neurons",
             "One line per rule that chooses neurons. Of KL and loss, lower is better.",
-            _points,
-            x=Axis("share of neurons kept", "log"),
-            y=Axis(""),
+            points("ffn", x="share", line="{rule}", panel="{measure}", words={"measure": PANELS}),
+            x=study.Axis("share of neurons kept", "log"),
+            y=study.Axis(""),
             share_y=False,
             unit="rows",
             size=(3.7, 3.3),
             lines=LINES,
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "ffn-table",
             "KL to the whole model in nats, by the rule that chooses neurons",
-            partial(_table_rows, measure="kl"),
-            (Column("share", "neurons kept", "{:.1f} %", 100), Column("neurons", "k, at least")),
-            across="column",
+            pick("ffn", measure="kl", words={"rule": COLUMNS}),
+            (
+                study.Column("share", "neurons kept", "{:.1f} %", 100),
+                study.Column("neurons", "k, at least"),
+            ),
+            across="rule",
             cells=(estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),

@@ -8,31 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import ANY, SHARE
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    below,
-    estimate,
-    percent,
-    share_of,
-    untested,
-)
+from layerleap.study import percent
 from layerleap_papers.topk_attention.attention import SHORT, eighth
-from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import interval, kept_share, shares
+from layerleap_papers.topk_attention.curves import kept_share, shares
 from layerleap_papers.topk_attention.observed import MASS, PLACES, Observed, observe
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 MOST = 0.5  # a head is named after a place if the interval of its share is above this
 SPREAD = 0.25  # and "spread" if it attends to more than this part of the keys it sees
@@ -45,12 +27,12 @@ NAMES = {
     "distant": "distant tokens",
     "mixed": "mixed",
 }
-DRAWN = ("first", "previous", "near", "self")
+DRAWN = {"first", "previous", "near", "self"}
 SHOWN = 12  # heads in the table of those that need most keys
 ENOUGH = 0.9  # of the mass
 
 
-def _run(context: SparsityContext) -> Tables:
+def _run(context: SparsityContext) -> study.Tables:
     rows, s = context.rows, context.settings
     keys = [k for k in s.keys if k < int(rows.visible.max())] or [s.keys[0]]
     total = len(rows.batches)
@@ -71,7 +53,7 @@ def _run(context: SparsityContext) -> Tables:
     }
 
 
-def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[Row]:
+def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[study.Row]:
     """One row per block and head: estimates of every statistic, and what the head does."""
     rows = context.rows
     spread = observed.values["effective"] / rows.visible[:, None, None].clamp_min(1)
@@ -91,7 +73,7 @@ def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) ->
     for place in range(len(observed.blocks) * observed.n_heads):
         own = {name: estimates[name][place] for name in names}
         block, head = divmod(place, observed.n_heads)
-        row: Row = {"layer": observed.blocks[block], "head": head, "does": _does(own)}
+        row: study.Row = {"layer": observed.blocks[block], "head": head, "does": _does(own)}
         for name, estimated in own.items():
             key = name.replace(" ", "_")
             row |= {
@@ -105,19 +87,19 @@ def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) ->
     return found
 
 
-def _does(own: dict[str, Row]) -> str:
+def _does(own: dict[str, study.Row]) -> str:
     """What a head mostly looks at, decided by intervals."""
     for place in ("first", "previous", "self", "near"):
-        if above(own[place], MOST) == "yes":
+        if study.above(own[place], MOST) == "yes":
             return place
-    if above(own["spread"], SPREAD) == "yes":
+    if study.above(own["spread"], SPREAD) == "yes":
         return "spread"
     ends = [own[place]["high"] for place in ("first", "self", "near")]
     is_far = None not in ends and sum(ends) < MOST
-    return "distant" if is_far and below(own["spread"], SPREAD) == "yes" else "mixed"
+    return "distant" if is_far and study.below(own["spread"], SPREAD) == "yes" else "mixed"
 
 
-def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[Row]:
+def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[study.Row]:
     """The mean of a statistic over the heads of each layer, and over all heads."""
     means = observed.values[name].mean(2)  # (row, block)
     columns = torch.cat([means, means.mean(1, keepdim=True)], dim=1)
@@ -129,18 +111,23 @@ def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iter
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _most_mass(result: StudyResult) -> Verdict:
+@study.claim(
+    "Attention is sparse: in nearly every head, an eighth of the keys carry nearly all of "
+    "the attention."
+)
+def _most_mass(result: StudyResult) -> study.Verdict:
     own = eighth(result, "layers_mass")
     if own is None:
-        return untested(SHORT)
+        return study.untested(SHORT)
     k = own["k"]
     heads = result.rows("heads")
     answers = [
-        above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH) for row in heads
+        study.above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH)
+        for row in heads
     ]
     mean = result.row("layers_mass", k=k, layer=None)
-    return Verdict(
-        share_of(answers, 0.9),
+    return study.Verdict(
+        study.share_of(answers, 0.9),
         f"{answers.count('yes')} of {len(answers)} heads have clearly more than "
         f"{percent(ENOUGH)} of their attention on their top {k} keys, {answers.count('no')} "
         f"clearly less; the mean over heads is {shares(mean)}",
@@ -148,41 +135,33 @@ def _most_mass(result: StudyResult) -> Verdict:
     )
 
 
-CLAIMS = (
-    Claim(
-        "Attention is sparse: in nearly every head, an eighth of the keys carry nearly all of "
-        "the attention.",
-        _most_mass,
-    ),
-)
+CLAIMS = (_most_mass,)
 
 
-def neediest(result: StudyResult) -> list[Row]:
+def neediest(result: StudyResult) -> list[study.Row]:
     """Heads by how many keys carry most of their attention, most first."""
     return sorted(result.rows("heads"), key=lambda row: -row["needed"])
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     heads = neediest(result)
     if not heads:
         return
     needed = torch.tensor([row["needed"] for row in heads])
-    yield Finding(
+    yield study.Headline(
         f"The median head puts {percent(MASS)} of its attention on {needed.median():.0f} keys; a "
         f"tenth of the heads need {needed.quantile(0.9):.0f} or more, the neediest "
-        f"({_name(heads[0])}) needs {_needed(heads[0])}.",
-        under="mass",
-        headline=True,
+        f"({_name(heads[0])}) needs {_needed(heads[0])}."
     )
     kinds = {name: [row for row in heads if row["does"] == name] for name in NAMES}
     listed = ", ".join(f"{NAMES[name]} {len(own)}" for name, own in kinds.items() if own)
-    yield Finding(f"What heads mostly look at, by number of heads: {listed}.", under="kinds")
+    yield study.Finding(f"What heads mostly look at, by number of heads: {listed}.", under="kinds")
     top = heads[: max(1, len(heads) // 10)]
     kinds = {name: sum(row["does"] == name for row in top) for name in NAMES}
     listed = ", ".join(f"{NAMES[name]} {n}" for name, n in kinds.items() if n)
     layers = sorted({row["layer"] for row in top})
     numbers = ", ".join(map(str, layers))
-    yield Finding(
+    yield study.Finding(
         f"Of the tenth of heads that need most keys: {listed}; in layer{'s'[: len(layers) - 1]} "
         f"{numbers}.",
         under="kinds",
@@ -190,44 +169,26 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     )
 
 
-def _name(row: Row) -> str:
+def _needed(row: study.Row) -> str:
+    return study.in_words(
+        {end: row[f"needed_{end}"] for end in ("low", "high")} | {"value": row["needed"]}, ".0f"
+    )
+
+
+def _name(row: study.Row) -> str:
     return f"layer {row['layer']}, head {row['head']}"
 
 
-def _needed(row: Row) -> str:
-    ends = {"value": row["needed"], "low": row["needed_low"], "high": row["needed_high"]}
-    return interval(ends, "{:.0f}")
+def _drawn_keys(result: StudyResult) -> list[int]:
+    keys = sorted({row["k"] for row in result.rows("layers_mass")})
+    return keys[:: max(1, len(keys) // 4)]
 
 
-def _mass_points(result: StudyResult) -> Iterator[Row]:
-    rows = [row for row in result.rows("layers_mass") if row["layer"] is not None]
-    keys = sorted({row["k"] for row in rows})
-    for row in rows:
-        if row["k"] in keys[:: max(1, len(keys) // 4)]:
-            yield {**row, "x": row["layer"], "y": row["value"], "line": f"top {row['k']}"}
+def _ends(key: str, title: str, form: str, scale: float = 1.0) -> study.Column:
+    return study.Column(key, title, form, scale, low=f"{key}_low", high=f"{key}_high")
 
 
-def _cells(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("heads"):
-        yield {**row, "x": row["layer"], "y": row["head"], "value": row["needed"]}
-
-
-def _kind_points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("layers_places"):
-        if row["layer"] is not None and row["name"] in DRAWN:
-            yield {**row, "x": row["layer"], "y": row["value"], "line": row["name"]}
-
-
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in neediest(result)[:SHOWN]:
-        yield {**row, "does": NAMES[row["does"]]}
-
-
-def _ends(key: str, title: str, form: str, scale: float = 1.0) -> Column:
-    return Column(key, title, form, scale, low=f"{key}_low", high=f"{key}_high")
-
-
-SECTION = Section(
+SECTION = study.Section(
     "heads",
     "Which heads need many keys, and what do they look at?",
     _run,
@@ -236,76 +197,73 @@ SECTION = Section(
     "attention goes there, spread out if its attention is as wide as a quarter of the keys it "
     "sees, distant tokens if it is neither and less than half goes to all of these places, and "
     "mixed if intervals leave it open.",
-    short="Heads",
     help="attention mass in the top k by layer and head",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "mass",
             "Attention on the top k keys, by layer",
             "The mean over heads of the share of attention that goes to the k keys with most of "
             "it.",
-            _mass_points,
-            y=Axis("share of attention", "share"),
+            study.points("layers_mass", line="top {k}", k=_drawn_keys),
+            y=study.Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
             narrow=True,
         ),
-        Figure(
+        study.Figure(
             "kinds",
             "Where attention goes, by layer",
             "The mean over heads; near is up to a few positions away, without the token itself "
             "and the first one.",
-            _kind_points,
-            y=Axis("share of attention", "share"),
+            study.points("layers_places", line="{name}", name=DRAWN),
+            y=study.Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
             narrow=True,
             lines={
-                "first": Line("first token", "blue"),
-                "previous": Line("previous token", "green"),
-                "near": Line("nearby", "amber", marker="s"),
-                "self": Line("own token", "grey"),
+                "first": study.Line("first token", "blue"),
+                "previous": study.Line("previous token", "green"),
+                "near": study.Line("nearby", "amber", marker="s"),
+                "self": study.Line("own token", "grey"),
             },
         ),
-        Figure(
+        study.Figure(
             "needed",
             "Keys that carry 90 % of attention, by layer and head",
             "Means over rows. Light heads need many keys.",
-            _cells,
+            study.points("heads", y="head", value="needed"),
             kind="heatmap",
-            y=Axis("head"),
-            value=Axis("keys"),
+            y=study.Axis("head"),
+            value=study.Axis("keys"),
             size=(9.0, 3.4),
             unit="rows",
             sample="means over rows",
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "heads-table",
             "The heads that need most keys",
-            _table_rows,
+            lambda result: neediest(result)[:SHOWN],
             (
-                Column("layer"),
-                Column("head"),
+                study.Column("layer"),
+                study.Column("head"),
                 _ends("needed", "keys for 90 %", "{:.0f}"),
                 _ends("effective", "effective keys", "{:.0f}"),
                 _ends("first", "first token", "{:.0f} %", 100),
                 _ends("previous", "previous", "{:.0f} %", 100),
                 _ends("near", "nearby", "{:.0f} %", 100),
-                Column("does", "mostly"),
+                study.Column("does", "mostly", words=NAMES),
             ),
             terminal=True,
         ),
-        Table(
+        study.Table(
             "mass-table",
             "Share of attention on the top k keys, mean over heads",
-            lambda result: [row for row in result.rows("layers_mass") if row["layer"] is not None],
-            (Column("layer"),),
+            study.pick("layers_mass", layer=study.KNOWN),
+            (study.Column("layer"),),
             across="k",
-            cells=(estimate("value", "", "{:.2f}"),),
+            cells=(study.estimate("value", "", "{:.2f}"),),
             dense=True,
         ),
     ),

@@ -14,31 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.topk import Visible, topk_attend
 from layerleap.extras import learn_library
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    at_every,
-    below,
-    between,
-    estimate,
-    untested,
-)
-from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import interval
+from layerleap.study import in_words
 from layerleap_papers.topk_attention.relu_ffn import D_MODEL, FFN_NAMES, FFNS, NEURONS
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 HEADS, WIDTH = 12, 64  # the layer that the paper measured
 K, CHUNK = 64, 256
@@ -101,7 +82,7 @@ def kept_bytes(attend: Attend, *shapes: tuple[int, ...]) -> int:
     return sum(kept.values())
 
 
-def growth(lengths: list[int], sizes: list[int]) -> Row | None:
+def growth(lengths: list[int], sizes: list[int]) -> study.Row | None:
     """The exponent p of size ~ length^p, by least squares, with its 95 % interval."""
     if min(sizes) == 0 or len(lengths) < 3:
         return None
@@ -116,10 +97,10 @@ def growth(lengths: list[int], sizes: list[int]) -> Row | None:
     }
 
 
-def _run(context: SparsityContext) -> Tables:
+def _run(context: SparsityContext) -> study.Tables:
     lengths = sorted(set(context.settings.lengths))
-    rows: list[Row] = []
-    ffns: list[Row] = []
+    rows: list[study.Row] = []
+    ffns: list[study.Row] = []
     for number, length in enumerate(lengths):
         context.progress("memory of training", number, len(lengths), "lengths")
         for name, attend in IMPLEMENTATIONS.items():
@@ -139,20 +120,21 @@ def _run(context: SparsityContext) -> Tables:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _linear(result: StudyResult) -> Verdict:
+@study.claim("What top-k attention keeps for the backward pass is linear in the length.")
+def _linear(result: StudyResult) -> study.Verdict:
     row = result.row("memory_growth", name="top-k")
     if row is None:
-        return untested("nothing was measured")
+        return study.untested("nothing was measured")
     whole = result.row("memory_growth", name="eager")
-    return Verdict(
-        between(row, 0.9, 1.1),
-        f"what is kept grows with length to the power {interval(row)}; of eager attention "
-        f"{interval(whole)}",
+    return study.Verdict(
+        study.between(row, 0.9, 1.1),
+        f"what is kept grows with length to the power {in_words(row)}; of eager attention "
+        f"{in_words(whole)}",
         "yes if the interval of the exponent is within 0.9 to 1.1",
     )
 
 
-def _leaner(result: StudyResult, table: str, name: str, other: str) -> Verdict:
+def _leaner(result: StudyResult, table: str, name: str, other: str) -> study.Verdict:
     names = {"memory": NAMES, "memory_ffn": FFN_NAMES}[table]
     pairs = [
         (row["length"], row["bytes"], peer["bytes"])
@@ -160,12 +142,12 @@ def _leaner(result: StudyResult, table: str, name: str, other: str) -> Verdict:
         if (peer := result.row(table, name=other, length=row["length"])) is not None
     ]
     if not pairs:
-        return untested("nothing was measured")
+        return study.untested("nothing was measured")
     # Counted, not sampled: both ends of the interval are the number itself.
     gaps = [{"low": theirs - ours, "high": theirs - ours} for _, ours, theirs in pairs]
     length, ours, theirs = pairs[-1]
-    return Verdict(
-        at_every(above(gap) for gap in gaps),
+    return study.Verdict(
+        study.at_every(study.above(gap) for gap in gaps),
         f"at {length:,} positions: {names[name]} {ours / MIB:.2f} MiB, {names[other]} "
         f"{theirs / MIB:.2f} MiB",
         "yes if it keeps less at every length; bytes are counted, so there is no interval",
@@ -173,71 +155,61 @@ def _leaner(result: StudyResult, table: str, name: str, other: str) -> Verdict:
 
 
 CLAIMS = (
-    Claim("What top-k attention keeps for the backward pass is linear in the length.", _linear),
-    Claim(
+    _linear,
+    study.Claim(
         "Training with top-k attention keeps less than with plain attention.",
         partial(_leaner, table="memory", name="top-k", other="eager"),
     ),
-    Claim(
+    study.Claim(
         "It keeps less than today's fused kernels (sdpa), too.",
         partial(_leaner, table="memory", name="top-k", other="sdpa"),
     ),
-    Claim(
+    study.Claim(
         "Training a ReLU FFN keeps less if each token keeps an eighth of its neurons.",
         partial(_leaner, table="memory_ffn", name="top-k", other="whole"),
     ),
-    Claim(
+    study.Claim(
         "(ours) So does the edit TopKNeurons, which works on any FFN.",
         partial(_leaner, table="memory_ffn", name="masked", other="whole"),
     ),
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     rows = {row["name"]: row for row in result.rows("memory")}  # the longest comes last
     if not rows:
         return
     length = rows["eager"]["length"]
     listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.2f} MiB" for name, row in rows.items())
-    yield Finding(
+    yield study.Headline(
         f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
-        f"positions, beside inputs and output: {listed}.",
-        under="memory",
-        headline=True,
+        f"positions, beside inputs and output: {listed}."
     )
     ffns = {row["name"]: row for row in result.rows("memory_ffn")}
     listed = ", ".join(f"{FFN_NAMES[n]} {row['bytes'] / MIB:.2f} MiB" for n, row in ffns.items())
-    yield Finding(
+    yield (
         f"A ReLU FFN of {NEURONS:,} neurons keeps at {length:,} positions, beside inputs and "
-        f"output: {listed}.",
-        under="memory",
+        f"output: {listed}."
     )
     grows = {row["name"]: row for row in result.rows("memory_growth")}
     sdpa = grows.get("sdpa")
-    if sdpa is not None and below(sdpa, 1.2) == "yes":
-        yield Finding(
+    if sdpa is not None and study.below(sdpa, 1.2) == "yes":
+        yield study.Headline(
             "PyTorch's fused kernel already needs linear memory "
-            f"(exponent {interval(sdpa)}) and computes exact attention, so memory alone is no "
+            f"(exponent {in_words(sdpa)}) and computes exact attention, so memory alone is no "
             "reason for top-k attention where that kernel can be used. Top-k still helps where it "
             "cannot (weights have to be looked at, capped or biased), as a measure of how sparse "
-            "attention is, and where few values are read from a long cache.",
-            under="memory",
-            headline=True,
+            "attention is, and where few values are read from a long cache."
         )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
+def _points(result: StudyResult) -> Iterator[study.Row]:
     for row in result.rows("memory"):
         if row["bytes"]:
             yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"]}
 
 
-def _table_rows(result: StudyResult, table: str, names: dict[str, str]) -> Iterator[Row]:
-    for row in result.rows(table):
-        yield {**row, "column": names[row["name"]], "mib": row["bytes"] / MIB}
-
-
-SECTION = Section(
+SECTION = study.Section(
     "memory",
     "How much does training keep in memory?",
     _run,
@@ -245,51 +217,50 @@ SECTION = Section(
     "the bytes that autograd keeps for the backward pass beside inputs and output, counted. "
     f"Top-k attention has k = {K}. So, too, of one ReLU FFN of {NEURONS:,} neurons, of which an "
     "eighth is kept.",
-    short="Memory",
     help="bytes kept by eager, chunked, sdpa and top-k attention, and by FFNs",
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "memory",
             "Kept by attention for the backward pass",
             "On both axes, each step is a factor.",
             _points,
-            x=Axis("positions", "log"),
-            y=Axis("MiB", "log"),
+            x=study.Axis("positions", "log"),
+            y=study.Axis("MiB", "log"),
             size=(5.6, 3.6),
             sample="bytes are counted, not sampled",
             lines={
-                "eager": Line(NAMES["eager"], "orange", marker="s"),
-                "sdpa": Line(NAMES["sdpa"], "green", marker="D"),
-                "chunked": Line(NAMES["chunked"], "grey"),
-                "top-k": Line(NAMES["top-k"], "blue"),
-                "top-k, recomputed": Line(NAMES["top-k, recomputed"], "amber", style="dashed"),
+                "eager": study.Line(NAMES["eager"], "orange", marker="s"),
+                "sdpa": study.Line(NAMES["sdpa"], "green", marker="D"),
+                "chunked": study.Line(NAMES["chunked"], "grey"),
+                "top-k": study.Line(NAMES["top-k"], "blue"),
+                "top-k, recomputed": study.Line(
+                    NAMES["top-k, recomputed"], "amber", style="dashed"
+                ),
             },
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "memory-table",
             "Kept by attention for the backward pass, in MiB",
-            partial(_table_rows, table="memory", names=NAMES),
-            (Column("length", "positions"),),
-            across="column",
-            cells=(Column("mib", "", "{:.2f}"),),
+            study.pick("memory", words={"name": NAMES}),
+            (study.Column("length", "positions"),),
+            across="name",
+            cells=(study.Column("bytes", "", "{:.2f}", 1 / MIB),),
         ),
-        Table(
+        study.Table(
             "ffn-memory-table",
             "Kept by a ReLU FFN for the backward pass, in MiB",
-            partial(_table_rows, table="memory_ffn", names=FFN_NAMES),
-            (Column("length", "positions"),),
-            across="column",
-            cells=(Column("mib", "", "{:.2f}"),),
+            study.pick("memory_ffn", words={"name": FFN_NAMES}),
+            (study.Column("length", "positions"),),
+            across="name",
+            cells=(study.Column("bytes", "", "{:.2f}", 1 / MIB),),
         ),
-        Table(
+        study.Table(
             "growth-table",
             "Exponent of growth with length",
-            lambda r: [{**row, "name": NAMES[row["name"]]} for row in r.rows("memory_growth")],
-            (Column("name", ""), estimate("value", "exponent")),
+            study.pick("memory_growth", words={"name": NAMES}),
+            (study.Column("name", ""), study.estimate("value", "exponent")),
         ),
     ),
 )

@@ -11,46 +11,31 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult, load
+from layerleap import StudyResult, load, study
 from layerleap.errors import BadSettings
 from layerleap.lens import SHARE
 from layerleap.models.weights import FeedForward, feed_forwards
 from layerleap.stream import modality, reads_pairs
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    difference,
-    estimate,
-    percent,
-    untested,
-)
-from layerleap_papers.topk_attention.context import SparsityContext
+from layerleap.study import above, difference, estimate, percent, pick, points, untested
 from layerleap_papers.topk_attention.curves import EIGHTH, PANELS, nats, nearest, shares
 from layerleap_papers.topk_attention.ffn import COLUMNS, HALF, LINES, papers_rule, sweep
 from layerleap_papers.topk_attention.passes import Rows
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 RELU, GATED = "ReLU", "gated"
-TWINS = {RELU: "small-lm-relu", GATED: "small-lm"}
+MODELS = {RELU: "small-lm-relu", GATED: "small-lm"}
+PANEL_OF = {kind: f"{kind} ({name})" for kind, name in MODELS.items()}
 
 
-def _run(context: SparsityContext) -> Tables:
+def _run(context: SparsityContext) -> study.Tables:
     is_text = modality(context.model) == "text" and not reads_pairs(context.model)
     if not is_text or context.text == "generated":
         raise BadSettings(
             f"the two small language models read English, and {context.model.identity.name} is "
             "read on something else; run this section with an English model"
         )
-    tables: Tables = {"relu": [], "relu_paired": [], "relu_active": []}
-    for kind, name in TWINS.items():
+    tables: study.Tables = {"relu": [], "relu_paired": [], "relu_active": []}
+    for kind, name in MODELS.items():
         context.progress(f"loading {name}", 0, None, "models")
         rows = context.rows_of(load(name))
         known = feed_forwards(rows.model)
@@ -86,23 +71,28 @@ def _open_share(result: StudyResult, kind: str) -> float | None:
     return max((share for share in below if share <= HALF), default=None)
 
 
-def _rule(result: StudyResult, kind: str) -> Verdict:
+def _rule(result: StudyResult, kind: str) -> study.Verdict:
     share = _open_share(result, kind)
     if share is None:
         return untested("no share that was tried is smaller than that of the active neurons")
     return papers_rule(result, "relu_paired", share, ffn=kind)
 
 
-def _sparser(result: StudyResult) -> Verdict:
+@study.claim(
+    "(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "
+    "them costs less."
+)
+def _sparser(result: StudyResult) -> study.Verdict:
     share = nearest(result, "relu", "share", EIGHTH)
     both = {
-        kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl") for kind in TWINS
+        kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl")
+        for kind in MODELS
     }
     relu, gated = both[RELU], both[GATED]
     if relu is None or gated is None or share is None:
         return untested("nothing was measured")
     gap = difference(gated, relu)
-    return Verdict(
+    return study.Verdict(
         above(gap),
         f"with {percent(share, 1)} of the neurons, KL is {nats(relu)} with ReLU and {nats(gated)} "
         "with gates",
@@ -111,61 +101,38 @@ def _sparser(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than are "
         "active, are as good as those chosen by size (small-lm-relu).",
         partial(_rule, kind=RELU),
     ),
-    Claim("With gates, the paper's rule is right as well (small-lm).", partial(_rule, kind=GATED)),
-    Claim(
-        "(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "
-        "them costs less.",
-        _sparser,
+    study.Claim(
+        "With gates, the paper's rule is right as well (small-lm).", partial(_rule, kind=GATED)
     ),
+    _sparser,
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for row in result.rows("relu_active"):
-        yield Finding(
-            f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.",
-            under="relu",
-        )
-    for kind, name in TWINS.items():
+        yield (f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.")
+    for kind, name in MODELS.items():
         share = _open_share(result, kind)
         by_rule, by_size = (
             result.row("relu", ffn=kind, share=share, rule=rule, measure="kl")
             for rule in ("pre-activation", "size")
         )
         if share is not None and by_rule is not None and by_size is not None:
-            yield Finding(
+            yield study.Headline(
                 f"{name}, with {percent(share, 1)} of the neurons, fewer than are active: KL "
-                f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size.",
-                under="relu",
-                headline=True,
+                f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size."
             )
     verdict = _sparser(result)
     if verdict.agrees != "not tested":
-        yield Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
+        yield study.Headline(f"ReLU against gates: {verdict.seen}.")
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("relu", measure="kl"):
-        yield {
-            **row,
-            "x": row["share"],
-            "y": row["value"],
-            "line": row["rule"],
-            "panel": f"{row['ffn']} ({TWINS[row['ffn']]})",
-        }
-
-
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("relu", measure="kl"):
-        yield {**row, "column": COLUMNS[row["rule"]]}
-
-
-SECTION = Section(
+SECTION = study.Section(
     "relu",
     "Is the paper's rule right for ReLU and wrong for gates?",
     _run,
@@ -177,27 +144,32 @@ SECTION = Section(
     help="the rules on a small ReLU model and its gated twin",
     quick=False,
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "relu",
             "KL by share of neurons and rule",
             "With ReLU all rules coincide as soon as all positive coefficients are kept.",
-            _points,
-            x=Axis("share of neurons kept", "log"),
-            y=Axis(PANELS["kl"]),
+            points(
+                "relu",
+                x="share",
+                line="{rule}",
+                panel="{ffn}",
+                measure="kl",
+                words={"ffn": PANEL_OF},
+            ),
+            x=study.Axis("share of neurons kept", "log"),
+            y=study.Axis(PANELS["kl"]),
             unit="rows",
             size=(4.4, 3.4),
             lines=LINES,
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "relu-table",
             "KL to the whole model in nats",
-            _table_rows,
-            (Column("ffn", "FFN"), Column("share", "neurons kept", "{:.1f} %", 100)),
-            across="column",
+            pick("relu", measure="kl", words={"rule": COLUMNS}),
+            (study.Column("ffn", "FFN"), study.Column("share", "neurons kept", "{:.1f} %", 100)),
+            across="rule",
             cells=(estimate("value", "", "{:.3f}"),),
         ),
     ),

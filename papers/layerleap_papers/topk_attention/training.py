@@ -12,38 +12,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from layerleap import LayerleapError, StudyResult
+from layerleap import LayerleapError, StudyResult, study
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.stream import modality, reads_pairs
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    below,
-    estimate,
-    percent,
-    untested,
-)
+from layerleap.study import above, below, estimate, in_words, percent, points, untested
 from layerleap.zoo import fetch
 from layerleap_papers.topk_attention import runs
-from layerleap_papers.topk_attention.context import SparsityContext
-from layerleap_papers.topk_attention.curves import interval, kept_share, nats, shares
+from layerleap_papers.topk_attention.curves import kept_share, nats, shares
 from layerleap_papers.topk_attention.encoders.byte_reviews import ByteReviewSettings, byte_reviews
 from layerleap_papers.topk_attention.encoders.encoder import EncoderSettings, Point
 from layerleap_papers.topk_attention.encoders.listops import ListOpsSettings, listops
 from layerleap_papers.topk_attention.encoders.task import START, Task
 from layerleap_papers.topk_attention.runs import EXACT, SWAPPED, TOP
-from layerleap_papers.topk_attention.settings import SparsitySettings
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext
+from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings
 
 LISTOPS, REVIEWS, TUNING = "ListOps", "byte-level reviews", "fine-tuning"
 TASKS = (LISTOPS, REVIEWS, TUNING)
@@ -61,8 +44,8 @@ Run = Callable[[str, int], list[Point]]  # by attention and seed
 Baselines = dict[str, float | None]  # accuracies; None where the loss is what counts
 
 
-def _run(context: SparsityContext) -> Tables:
-    tables: Tables = {
+def _run(context: SparsityContext) -> study.Tables:
+    tables: study.Tables = {
         "training": [],
         "training_ends": [],
         "training_gaps": [],
@@ -147,7 +130,7 @@ def _teller(
     return lambda step: context.progress(words, step, steps, "steps")
 
 
-def _points_of(context: SparsityContext, name: str, run: Run) -> list[Row]:
+def _points_of(context: SparsityContext, name: str, run: Run) -> list[study.Row]:
     """All points of all runs; each finished run is kept in the work folder."""
     found, s = [], context.settings
     for seed in range(s.tune_seeds if name == TUNING else s.seeds):
@@ -160,11 +143,11 @@ def _points_of(context: SparsityContext, name: str, run: Run) -> list[Row]:
     return found
 
 
-def _measures(points: list[Row]) -> list[str]:
+def _measures(points: list[study.Row]) -> list[str]:
     return [name for name in ("loss", "accuracy") if name in points[0]]
 
 
-def over_seeds(values: list[float]) -> Row:
+def over_seeds(values: list[float]) -> study.Row:
     """A mean with Student's 95 % interval over seeds."""
     stats, n = learn_library("scipy.stats"), len(values)
     mean = sum(values) / n
@@ -173,7 +156,7 @@ def over_seeds(values: list[float]) -> Row:
     return {"value": mean, "low": mean - margin, "high": mean + margin, "seeds": n}
 
 
-def _curves(name: str, points: list[Row]) -> list[Row]:
+def _curves(name: str, points: list[study.Row]) -> list[study.Row]:
     found = []
     for attention in (EXACT, TOP):
         own = [point for point in points if point["attention"] == attention]
@@ -186,7 +169,7 @@ def _curves(name: str, points: list[Row]) -> list[Row]:
     return found
 
 
-def _last(points: list[Row], attention: str, measure: str) -> list[float]:
+def _last(points: list[study.Row], attention: str, measure: str) -> list[float]:
     """The values that runs end with, by seed."""
     own = [point for point in points if point["attention"] == attention]
     end = max(point["step"] for point in own)
@@ -194,7 +177,7 @@ def _last(points: list[Row], attention: str, measure: str) -> list[float]:
     return [ends[seed] for seed in sorted(ends)]
 
 
-def _ends(name: str, points: list[Row]) -> list[Row]:
+def _ends(name: str, points: list[study.Row]) -> list[study.Row]:
     return [
         {
             "task": name,
@@ -207,7 +190,7 @@ def _ends(name: str, points: list[Row]) -> list[Row]:
     ]
 
 
-def _gaps(name: str, points: list[Row]) -> list[Row]:
+def _gaps(name: str, points: list[study.Row]) -> list[study.Row]:
     """Top-k minus exact, seed by seed."""
     found = []
     for attention in (TOP, SWAPPED):
@@ -223,7 +206,7 @@ def _gaps(name: str, points: list[Row]) -> list[Row]:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _same(result: StudyResult, task: str) -> Verdict:
+def _same(result: StudyResult, task: str) -> study.Verdict:
     measure, limit = ("loss", SAME_TUNED) if task == TUNING else ("accuracy", SAME_ACCURACY)
     row = result.row("training_gaps", task=task, attention=TOP, measure=measure)
     if row is None:
@@ -241,11 +224,11 @@ def _same(result: StudyResult, task: str) -> Verdict:
         )
     words = nats if measure == "loss" else shares
     limit = min(limit, gain / MARGIN)
-    return Verdict(
+    return study.Verdict(
         below(row, limit) if measure == "loss" else above(row, -limit),
         f"{measure} {words(ends[TOP])} with k = {about['k']}, {percent(about['kept'])} of the keys "
         f"of a row on average, "
-        f"{words(ends[EXACT])} with exact attention; difference {interval(row, '{:+.3f}')} over "
+        f"{words(ends[EXACT])} with exact attention; difference {in_words(row, '+.3f')} over "
         f"{row['seeds']} seeds",
         f"yes if the interval of the paired difference is less than {limit:.2g} worse than 0, "
         f"which is at most a {MARGIN:g}th of what exact attention gains over {_without(about)}; "
@@ -253,7 +236,7 @@ def _same(result: StudyResult, task: str) -> Verdict:
     )
 
 
-def _without(about: Row) -> str:
+def _without(about: study.Row) -> str:
     """What exact attention has to beat, in words."""
     if about["chance"] is None:
         return "before training"
@@ -261,7 +244,7 @@ def _without(about: Row) -> str:
     return f"counting symbols or guessing, which need no attention ({best})"
 
 
-def _gain(result: StudyResult, about: Row, end: Row | None) -> float:
+def _gain(result: StudyResult, about: study.Row, end: study.Row | None) -> float:
     """By how much exact attention beats what needs no attention, or no training; the low end."""
     if end is None:
         return 0.0
@@ -273,17 +256,17 @@ def _gain(result: StudyResult, about: Row, end: Row | None) -> float:
 
 
 CLAIMS = (
-    Claim(
+    study.Claim(
         "Trained from scratch on ListOps, top-k attention is nearly as accurate as exact "
         "attention.",
         partial(_same, task=LISTOPS),
     ),
-    Claim(
+    study.Claim(
         "Trained from scratch on byte-level film reviews, top-k attention is nearly as accurate "
         "as exact attention.",
         partial(_same, task=REVIEWS),
     ),
-    Claim(
+    study.Claim(
         "Fine-tuned with top-k attention, the model ends with nearly the same loss as with exact "
         "attention.",
         partial(_same, task=TUNING),
@@ -291,7 +274,7 @@ CLAIMS = (
 )
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("training_tasks"):
         task, measure = about["task"], "loss" if about["task"] == TUNING else "accuracy"
         get = partial(result.row, "training_ends", task=task, measure=measure)
@@ -305,40 +288,26 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
                 f"classifier of how often each symbol occurs: {percent(about['counts'])})"
             )
         )
-        yield Finding(
+        yield study.Headline(
             f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
             f"{words(get(attention=TOP))} with k = {about['k']}, {percent(about['kept'])} of the "
             f"keys of a row on average{chance}; "
-            f"paired difference {interval(gap, '{:+.3f}')}.",
-            under="curves",
-            headline=True,
+            f"paired difference {in_words(gap, '+.3f')}."
         )
-        yield Finding(
+        yield (
             f"{task}: trained with exact attention and then read with k = {about['k']}, held-out "
-            f"{measure} is {words(get(attention=SWAPPED))}.",
-            under="curves",
+            f"{measure} is {words(get(attention=SWAPPED))}."
         )
 
 
-def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("training"):
-        yield {
-            **row,
-            "x": row["step"],
-            "y": row["value"],
-            "line": row["attention"],
-            "panel": f"{row['task']}: {row['measure']}",
-        }
-
-
-def _table_rows(result: StudyResult) -> Iterator[Row]:
+def _table_rows(result: StudyResult) -> Iterator[study.Row]:
     for row in result.rows("training_ends"):
         yield {**row, "column": row["attention"]}
     for row in result.rows("training_gaps", attention=TOP):
         yield {**row, "column": "top-k minus exact"}
 
 
-SECTION = Section(
+SECTION = study.Section(
     "training",
     "Does training with top-k attention end at the same place?",
     _run,
@@ -347,34 +316,31 @@ SECTION = Section(
     "attention: the same weights to start from, the same batches. k keeps about an eighth of the "
     "keys that rows see. Sizes are those that take minutes, so accuracies are far from what these "
     "tasks allow; what counts is the difference.",
-    short="Training",
     help="from scratch and fine-tuning, top-k beside exact; slow",
     quick=False,
     findings=_findings,
-    claims=CLAIMS,
-    figures=(
-        Figure(
+    shows=(
+        *CLAIMS,
+        study.Figure(
             "curves",
             "Learning curves on held-out items",
             "Bands are intervals over seeds.",
-            _points,
-            x=Axis("step"),
-            y=Axis(""),
+            points("training", x="step", line="{attention}", panel="{task}: {measure}"),
+            x=study.Axis("step"),
+            y=study.Axis(""),
             share_y=False,
             size=(3.7, 3.3),
             sample="bands: 95 %, Student's t over seeds",
             lines={
-                EXACT: Line("exact attention", "orange", marker="s"),
-                TOP: Line("top-k attention", "blue"),
+                EXACT: study.Line("exact attention", "orange", marker="s"),
+                TOP: study.Line("top-k attention", "blue"),
             },
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "training-table",
             "Where runs end, and paired differences",
             _table_rows,
-            (Column("task"), Column("measure", ""), Column("seeds")),
+            (study.Column("task"), study.Column("measure", ""), study.Column("seeds")),
             across="column",
             cells=(estimate("value", "", "{:.3f}"),),
         ),

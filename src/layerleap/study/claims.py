@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from layerleap.study.tables import in_words
+
 if TYPE_CHECKING:
     from layerleap.study.result import StudyResult
 
@@ -36,6 +38,58 @@ class Claim:
     test: Callable[["StudyResult"], Verdict]
     # Whether it is about this kind of model; others do not list it.
     when: Callable[["StudyResult"], bool] = lambda _: True
+
+    def __call__(self, result: "StudyResult") -> Verdict:
+        """Whether it holds in a result."""
+        return self.test(result)
+
+
+def claim(
+    text: str, when: Callable[["StudyResult"], bool] = lambda _: True
+) -> Callable[[Callable[["StudyResult"], Verdict]], Claim]:
+    """A decorator that makes a claim of the function that tests it."""
+    return lambda test: Claim(text, test, when)
+
+
+@dataclass(frozen=True)
+class Each:
+    """A test that asks the same of every row, and makes one verdict of the answers.
+
+    `seen` is a text with fields: `yes`, `no` and `n` count the answers, `estimate` is the first row
+    with its interval (`{estimate:.3f}`, `{estimate:%}`), and its columns go by their names.
+    """
+
+    rows: Callable[["StudyResult"], Iterable[Mapping[str, Any]]]
+    seen: str
+    why: str
+    ask: Callable[[Mapping[str, Any]], Answer] | None = None  # `above` 0 when None
+    together: Callable[[Iterable[Answer]], Answer] | None = None  # `at_every` when None
+    missing: str = "nothing was measured"  # the reason if there are no rows
+
+    def __call__(self, result: "StudyResult") -> Verdict:
+        """The verdict on a result."""
+        found = list(self.rows(result))
+        if not found:
+            return untested(self.missing)
+        answers = [(self.ask or above)(row) for row in found]
+        counts = {"yes": answers.count("yes"), "no": answers.count("no"), "n": len(answers)}
+        seen = filled(self.seen, {**found[0], **counts})
+        return Verdict((self.together or at_every)(answers), seen, self.why)
+
+
+def filled(text: str, row: Mapping[str, Any]) -> str:
+    """A text with its fields filled in from a row; `estimate` is its value with the interval."""
+    return text.format_map({**row, "estimate": _Estimate(row)})
+
+
+class _Estimate:
+    """Writes a row's value and interval in the form asked for."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.row = row
+
+    def __format__(self, form: str) -> str:
+        return in_words(self.row, form or ".2f")
 
 
 def untested(reason: str) -> Verdict:

@@ -28,7 +28,7 @@ from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
 from layerleap.study.claims import Claim, untested
 from layerleap.study.figures import Figure
-from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.result import Finding, Headline, Row, Said, StudyResult, Tables
 from layerleap.study.tables import Table
 
 
@@ -39,8 +39,9 @@ def option(default: Any, help: str, **more: Any) -> Any:
         default: its value when nothing is given.
         help: one line for `--help`.
         more: `flags`, its names on the command line (`--its-name` when left out); `parse`, a
-            function from the typed text to the value; and `repeats`, True if the option may be
-            given several times: `parse` then gets the texts joined by commas.
+            function from the typed text to the value; `repeats`, True if the option may be given
+            several times: `parse` then gets the texts joined by commas; `least`, the lowest value;
+            `within`, what it must lie strictly between; and `quick`, the most in a quick run.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -49,9 +50,26 @@ def option(default: Any, help: str, **more: Any) -> Any:
 class Settings:
     """Base of the settings of a study: plain values, checked in `__post_init__`."""
 
-    def quickened(self) -> Self:
-        """Smaller sizes for a first look."""
-        return self
+    def __post_init__(self) -> None:
+        for name, least in self._told("least"):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise BadSettings(f"{name} is {value}; expected {least} or more")
+        for name, (low, high) in self._told("within"):
+            if not low < (value := getattr(self, name)) < high:
+                raise BadSettings(f"{name} is {value}; expected a share between {low} and {high}")
+
+    def scaled_down(self) -> Self:
+        """Smaller sizes for a first look: of each option, at most its `quick`."""
+        given = {name: getattr(self, name) for name, _ in self._told("quick")}
+        sizes = {
+            name: most if given[name] is None else min(given[name], most)
+            for name, most in self._told("quick")
+        }
+        return replace(self, **sizes)
+
+    def _told(self, key: str) -> list[tuple[str, Any]]:
+        """Fields whose option has this entry, and what it says."""
+        return [(each.name, each.metadata[key]) for each in fields(self) if key in each.metadata]
 
     def resolved(self, model: Transformer) -> Self:
         """The same settings with everything decided that depends on the model."""
@@ -127,6 +145,13 @@ class Context(Generic[S]):
 
 
 @dataclass(frozen=True)
+class Texts:
+    """Generated texts of a section, shown token by token."""
+
+    table: str
+
+
+@dataclass(frozen=True)
 class Section:
     """One part of a study. `run` makes its tables; everything else is derived from them."""
 
@@ -134,19 +159,48 @@ class Section:
     title: str
     run: Callable[[Any], Tables]
     lead: str = ""  # a paragraph that says what is asked, and how
-    short: str = ""  # its name in the page's navigation; the title when empty
+    short: str = ""  # its name in the page's navigation; the key with a capital when empty
     help: str = ""  # a few words for `--sections` in the command's help
-    findings: Callable[[StudyResult], Iterable[Finding]] = lambda _: ()
-    claims: tuple[Claim, ...] = ()
-    figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
-    texts: str = ""  # table of generated texts, shown token by token
+    findings: Callable[[StudyResult], Iterable[Said]] = lambda _: ()
+    shows: tuple[Claim | Figure | Table | Texts, ...] = ()
     required: bool = False  # runs always, and if it fails, so does the study
     needs: tuple[str, ...] = ()  # sections that must have run before
     after: tuple[str, ...] = ()  # sections whose results it also uses if they have run
     # Whether the settings ask for it: then it always runs, and otherwise only if named.
     when: Callable[[Any], bool] | None = None
     quick: bool = True  # False: too slow for a quick run, unless it is named
+
+    @property
+    def name(self) -> str:
+        """Its name in the page's navigation."""
+        return self.short or f"{self.key[:1].upper()}{self.key[1:]}"
+
+    def finding(self, said: Said) -> Finding:
+        """What was said, under its figure."""
+        if isinstance(said, Finding):
+            return said
+        under = self.figures[0].key if self.figures else ""
+        return Finding(str(said), under, isinstance(said, Headline))
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What it tests."""
+        return tuple(each for each in self.shows if isinstance(each, Claim))
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Drawn above the tables."""
+        return tuple(each for each in self.shows if isinstance(each, Figure))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Below the figures."""
+        return tuple(each for each in self.shows if isinstance(each, Table))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Tables of generated texts, at the end."""
+        return tuple(each.table for each in self.shows if isinstance(each, Texts))
 
 
 @dataclass(frozen=True)
@@ -164,6 +218,7 @@ class Box:
     name: str  # linear, logit and tuned have their colours
     title: str
     text: str
+    when: Callable[[StudyResult], bool] = lambda _: True  # whether a result has any of it
 
 
 @dataclass(frozen=True)
@@ -197,7 +252,7 @@ class Study(Generic[S]):
     method: int = 1  # raise when results change meaning: old checkpoints are then not used
     paper: str = ""  # what it reproduces
     about: Callable[[StudyResult], Iterable[str]] = lambda _: ()  # paragraphs: "What is this?"
-    boxes: Callable[[StudyResult], Iterable[Box]] = lambda _: ()
+    boxes: tuple[Box, ...] = ()
     tiles: Callable[[StudyResult], Iterable[Tile]] = lambda _: ()
     picture: Picture | None = None
 
@@ -289,8 +344,8 @@ class Study(Generic[S]):
             is_done = entry is not None and entry["status"] == "done"
             if is_done:
                 result.findings.extend(
-                    {"section": section.key, **asdict(finding)}
-                    for finding in section.findings(result)
+                    {"section": section.key, **asdict(section.finding(said))}
+                    for said in section.findings(result)
                 )
             for claim in section.claims:
                 if not claim.when(result):
@@ -298,7 +353,7 @@ class Study(Generic[S]):
                 if entry is None:
                     verdict = untested(f"section {section.key!r} was not run")
                 else:
-                    verdict = claim.test(result) if is_done else untested(entry["reason"])
+                    verdict = claim(result) if is_done else untested(entry["reason"])
                 result.claims.append(
                     {"section": section.key, "claim": claim.text} | asdict(verdict)
                 )
@@ -322,7 +377,7 @@ def _quick(settings: S) -> S:
         for name, default in usual.items()
         if getattr(settings, name) != default
     }
-    return replace(settings.quickened(), **asked)
+    return replace(settings.scaled_down(), **asked)
 
 
 class _Run:

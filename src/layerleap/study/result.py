@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.extras import report_library
 from layerleap.files import read_json, whole_file
+from layerleap.study.picks import chosen
 
 if TYPE_CHECKING:
     import pandas
@@ -28,6 +29,13 @@ class Finding:
     text: str
     under: str = ""  # key of a figure
     headline: bool = False  # among the few sentences at the top of the page
+
+
+class Headline(str):
+    """A finding as plain text that is also among the few sentences at the top of the page."""
+
+
+Said = Finding | str  # plain text stands under the first figure of its section, if it has one
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +65,11 @@ class StudyResult:
         )
 
     def rows(self, table: str, **where: Any) -> list[Row]:
-        """The rows of a table, or those with the given values; none if there is no such table."""
-        return [
-            row
-            for row in self.tables.get(table, [])
-            if all(row.get(key) == value for key, value in where.items())
-        ]
+        """The rows of a table, or those with the given values; none if there is no such table.
+
+        A value may be `KNOWN`, for any but None, or several: see `Pick`.
+        """
+        return chosen(self.tables.get(table, []), where)
 
     def row(self, table: str, **where: Any) -> Row | None:
         """The first row with the given values, if there is one."""

@@ -32,6 +32,41 @@ def p_words(p: float) -> str:
     return f"p < {SMALLEST_P:g}" if p <= SMALLEST_P else f"p = {p:.2g}"
 
 
+def in_words(
+    row: Mapping[str, Any] | None, form: str = ".2f", unit: str = "", unknown: str = "unknown"
+) -> str:
+    """An estimate as it is written in sentences: "0.12 nats (0.10 to 0.15)".
+
+    Args:
+        row: with `value`, `low` and `high`.
+        form: of all three, as in a format; with "%" they are shares, written as percentages with
+            as many digits as `percent` gives, or as the form says (".1%").
+        unit: written after the value.
+        unknown: what is written where there is no value.
+    """
+    if row is None or row["value"] is None:
+        return unknown
+    text = _formed(row["value"], form) + (f" {unit}" if unit else "")
+    return text + ends_in_words(row, form)
+
+
+def ends_in_words(row: Mapping[str, Any], form: str = ".2f") -> str:
+    """The interval of an estimate in brackets, after a space; nothing where it is not known."""
+    low, high = row.get("low"), row.get("high")
+    return "" if None in (low, high) else f" ({_formed(low, form)} to {_formed(high, form)})"
+
+
+def part_of(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The estimate that a row holds under `NAME_value`, `NAME_low` and `NAME_high`."""
+    return {end: row[f"{name}_{end}"] for end in ("value", "low", "high")}
+
+
+def _formed(value: Any, form: str) -> str:
+    if not form.endswith("%"):
+        return f"{value:{form}}"
+    return percent(value, int(form[1:-1]) if form.startswith(".") else None)
+
+
 @dataclass(frozen=True)
 class Column:
     """One column; `low` and `high` are keys of an interval shown in small print."""
@@ -60,7 +95,7 @@ class Table:
     """One table of a section.
 
     With `across`, rows that agree in all `columns` become one row, and `cells` are repeated for
-    every value of the key `across`: layers down, measures across.
+    every value of the key `across`, or of that text with fields: layers down, measures across.
     """
 
     key: str

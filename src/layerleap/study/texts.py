@@ -53,6 +53,7 @@ class TextSettings(Settings):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        super().__post_init__()
         texts = (self.text or "generated", *self.other_texts)
         if "-" in (*texts, self.starts):
             raise BadSettings(

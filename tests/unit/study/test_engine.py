@@ -35,7 +35,7 @@ STUDY = Study(
         section(
             "base",
             required=True,
-            claims=(
+            shows=(
                 Claim("Holds for every model.", lambda _: Verdict("yes", "")),
                 Claim(
                     "Is about masked models.",
@@ -157,3 +157,32 @@ def test_a_claim_about_all_cases_holds_partly_if_it_holds_in_most(answers, expec
 
 def test_the_opposite_of_an_undecided_claim_is_undecided():
     assert [opposite(a) for a in ("yes", "no", "cannot tell")] == ["no", "yes", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class BoundedSettings(Settings):
+    rows: int = option(50, "Rows.", least=2, quick=10)
+    limit: int | None = option(None, "Rows at most.", least=1, quick=5)
+    share: float = option(0.5, "A share.", within=(0, 1))
+    fold: bool = option(True, "Twice.", quick=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 1}, "rows is 1; expected 2 or more"),
+        ({"limit": 0}, "limit is 0; expected 1 or more"),
+        ({"share": 0.0}, "share is 0.0; expected a share between 0 and 1"),
+        ({"share": 1.0}, "share is 1.0; expected a share between 0 and 1"),
+    ],
+)
+def test_options_say_what_values_they_take(change, message):
+    assert BoundedSettings(rows=2, limit=1).rows == 2
+    with pytest.raises(BadSettings, match=message):
+        BoundedSettings(**change)
+
+
+def test_a_first_look_takes_the_sizes_that_options_name():
+    assert BoundedSettings().scaled_down() == BoundedSettings(rows=10, limit=5, fold=False)
+    small = BoundedSettings(rows=3, limit=4).scaled_down()
+    assert (small.rows, small.limit) == (3, 4)

@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 from layerleap.errors import BadText
 from layerleap.show.cli.app import app
 from layerleap.study import studies
-from layerleap.study.claims import Claim, Verdict, above
+from layerleap.study.claims import Claim, Each, Verdict
 from layerleap.study.engine import Section, Study, option
 from layerleap.study.figures import Axis, Figure
-from layerleap.study.result import Finding, StudyResult
+from layerleap.study.picks import pick, points
+from layerleap.study.result import Headline, StudyResult
 from layerleap.study.tables import Column, Table, estimate
 from layerleap.study.texts import TextContext, TextSettings
 from tiny_models import sentences, tiny
@@ -19,7 +20,7 @@ from tiny_models import sentences, tiny
 RAN = []  # sections, as they run
 
 
-# --- the study: 45 lines -----------------------------------------------------------------------
+# --- the study: 40 lines -----------------------------------------------------------------------
 @dataclass(frozen=True)
 class NormSettings(TextSettings):
     power: float = option(2.0, "Which norm.")
@@ -59,24 +60,14 @@ STUDY = Study(
             "How long are states?",
             norms,
             required=True,
-            findings=lambda r: [Finding(f"Norms of {len(r.rows('norms'))} layers.", headline=True)],
-            claims=(Claim("States have length.", lambda r: Verdict(above(r.row("norms")), "yes")),),
-            figures=(
-                Figure(
-                    "norms",
-                    "Norms",
-                    "Longer is longer.",
-                    lambda r: [
-                        {**row, "x": row["layer"], "y": row["value"]} for row in r.rows("norms")
-                    ],
-                    y=Axis("norm"),
-                ),
-            ),
-            tables=(
+            findings=lambda r: [Headline(f"Norms of {len(r.rows('norms'))} layers.")],
+            shows=(
+                Claim("States have length.", Each(pick("norms"), "{yes} of {n} layers", "")),
+                Figure("norms", "Norms", "Longer is longer.", points("norms"), y=Axis("norm")),
                 Table(
                     "norm-table",
                     "Norms by layer",
-                    lambda r: r.rows("norms"),
+                    pick("norms"),
                     (Column("layer"), estimate("value", "norm")),
                     terminal=True,
                 ),
@@ -86,7 +77,7 @@ STUDY = Study(
             "fails",
             "What cannot be done",
             fails,
-            claims=(Claim("All can be done.", lambda r: Verdict("yes", "")),),
+            shows=(Claim("All can be done.", lambda r: Verdict("yes", "")),),
         ),
     ),
 )

@@ -10,6 +10,7 @@ from saturation_studies import made, settings
 
 from contract_bank import bank_of
 from families import build
+from golden import differences
 from intervals import require_inside
 from layerleap.errors import BadSettings, BadText, CannotFetch, WrongModel
 from layerleap.lens.lens import Lens
@@ -20,7 +21,13 @@ from layerleap.stream import espeak
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.result import StudyResult
-from layerleap_papers.beyond_the_top1 import STUDY, SaturationSettings, context, order, probe
+from layerleap_papers.beyond_the_top1 import (
+    STUDY,
+    SaturationSettings,
+    order,
+    probe,
+    saturation_context,
+)
 from layerleap_papers.beyond_the_top1.exits import compared
 from layerleap_papers.beyond_the_top1.live_exits import prompts_of
 from layerleap_papers.beyond_the_top1.order import only_first_three
@@ -287,13 +294,13 @@ def test_an_interrupted_study_continues_where_it_stopped(tmp_path, monkeypatch):
         patch.setattr(probe, "score_probe", interrupted)
         with pytest.raises(KeyboardInterrupt):
             STUDY(model, few, folder=work, sections=chosen)
-    real = context.observe
+    real = saturation_context.observe
 
-    def observe_twin(given, *more, **options):
+    def observe_control(given, *more, **options):
         assert given is not model, "the text was read a second time"
         return real(given, *more, **options)
 
-    monkeypatch.setattr(context, "observe", observe_twin)
+    monkeypatch.setattr(saturation_context, "observe", observe_control)
     result = STUDY(model, few, folder=work, sections=chosen)
     assert "Sections taken from an earlier run in the same folder" in result.notes[-1]
     assert result.notes[:-1] == whole.notes
@@ -437,19 +444,21 @@ def test_more_ranks_than_outputs_and_a_single_layer_are_refused(tmp_path):
 
 
 def test_quick_is_smaller_and_never_larger():
-    quick = SaturationSettings(n_read=20).quickened().resolved(tiny("llama"))
+    quick = SaturationSettings(n_read=20).scaled_down().resolved(tiny("llama"))
     assert (quick.n_fit, quick.n_read, quick.permutations) == (200, 20, 19)
     assert (quick.cells, quick.pairs, quick.reach, quick.prompts) == (600, 16, 1, 0)
     assert quick.positions == "every:2"
     assert (
-        SaturationSettings(positions="all").quickened().resolved(tiny("llama")).positions == "all"
+        SaturationSettings(positions="all").scaled_down().resolved(tiny("llama")).positions == "all"
     )
     assert quick.text == "wikipedia"
     assert SaturationSettings().resolved(tiny("llama")).text == "enwik8"
     whole = SaturationSettings().resolved(tiny("llama"))
     assert (whole.n_fit, whole.n_read) == (3000, 800)
     hearing = (
-        SaturationSettings(text="beckett").quickened().resolved(Transformer.wrap(build("whisper")))
+        SaturationSettings(text="beckett")
+        .scaled_down()
+        .resolved(Transformer.wrap(build("whisper")))
     )
     assert (hearing.n_fit, hearing.n_read) == (40, 30)
 
@@ -473,10 +482,14 @@ def test_speech_is_spoken_where_that_can_be_done(monkeypatch, is_installed, text
 def test_a_report_on_synthetic_speech_says_so(tmp_path, text, is_said):
     hearing = Transformer.wrap(build("whisper"))
     chosen = SaturationSettings(text=text).resolved(hearing)
-    run = context.SaturationContext(hearing, chosen, tmp_path, lambda *_: None)
+    run = saturation_context.SaturationContext(hearing, chosen, tmp_path, lambda *_: None)
     run.source()
     assert (espeak.NOTE in run.notes) == is_said
 
 
 def test_every_estimate_of_the_study_lies_inside_its_interval():
     require_inside(made().tables, 10)
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(made(), "beyond_the_top1")

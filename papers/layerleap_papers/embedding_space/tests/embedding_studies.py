@@ -9,7 +9,7 @@ from layerleap.study.result import StudyResult
 from layerleap_papers.embedding_space import STUDY, EmbeddingSettings
 from tiny_models import text_file, tiny
 
-SMALL = {"n_fit": 60, "n_read": 30, "held_out": 0.4, "kept_rows": 24, "twin_vectors": 16}
+SMALL = {"n_fit": 60, "n_read": 30, "held_out": 0.4, "kept_rows": 24, "control_vectors": 16}
 
 
 @cache

@@ -8,6 +8,7 @@ import torch
 from embedding_studies import made, settings, text
 
 from families import build
+from golden import differences
 from intervals import require_inside
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.intervals import resample
@@ -433,3 +434,7 @@ def test_the_same_settings_give_the_same_numbers():
 
 def test_every_estimate_of_the_study_lies_inside_its_interval():
     require_inside(made().tables, 10)
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(made(), "embedding_space")

@@ -10,6 +10,7 @@ import torch
 from icl_studies import made, settings
 
 from contract_bank import bank_of
+from golden import differences
 from intervals import require_inside
 from layerleap.act.learning.descent import learn
 from layerleap.act.learning.measures import Ratio
@@ -21,13 +22,13 @@ from layerleap_papers.icl_and_gradient_descent import (
     IclSettings,
     changes,
     conditions,
-    context as context_module,
+    icl_context as context_module,
     layers,
-    learns,
     similarity,
+    training_accuracy,
 )
 from layerleap_papers.icl_and_gradient_descent.conditions import Trial
-from layerleap_papers.icl_and_gradient_descent.context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
 from layerleap_papers.icl_and_gradient_descent.rates import _Search, next_rate
 from layerleap_papers.icl_and_gradient_descent.similarity import paired_mean
 from tiny_models import tiny
@@ -188,7 +189,7 @@ def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_trai
         "gain/lcgd-logit": torch.tensor([-0.3, 0.2, -1]),
     }
     context.cells = lambda: iter([("sizes", [gains, gains])])
-    rows = {row["way"]: row for row in learns.tables(context)["learns"]}
+    rows = {row["way"]: row for row in training_accuracy.tables(context)["learns"]}
     assert (rows["gd"]["learns"], rows["lcgd-logit"]["learns"]) == ("yes", "cannot tell")
     assert rows["gd"]["value"] == pytest.approx(0.3)
     assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)
@@ -396,8 +397,8 @@ def test_mistyped_parameters_are_refused_before_anything_runs():
 
 def test_every_seed_has_its_own_untrained_blocks(tmp_path):
     context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
-    first, second = (context.twin(seed) for seed in (0, 1))
-    assert context.twin(1) is second
+    first, second = (context.untrained_control(seed) for seed in (0, 1))
+    assert context.untrained_control(1) is second
     assert first.identity.fingerprint != second.identity.fingerprint
 
 
@@ -555,12 +556,12 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):
 
 
 def test_a_quick_run_is_small():
-    quick = IclSettings().quickened()
-    assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("logit",))
+    quick = IclSettings().scaled_down()
+    assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
     assert quick.demonstrations <= 8
     assert quick.queries <= 30
     assert quick.rates == (0.0003, 0.001, 0.003)
-    assert IclSettings(rates=(0.1, 0.2)).quickened().rates == (0.1, 0.2)
+    assert IclSettings(rates=(0.1, 0.2)).scaled_down().rates == (0.1, 0.2)
 
 
 def test_a_quick_run_keeps_what_was_asked_for():
@@ -583,3 +584,7 @@ def test_a_task_made_in_python_is_studied(tmp_path):
 
 def test_every_estimate_of_the_study_lies_inside_its_interval():
     require_inside(made().tables, 10)
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(made(), "icl_and_gradient_descent")

@@ -8,7 +8,7 @@ import torch
 
 from layerleap.errors import BadSettings, LayerleapError
 from layerleap_papers.jump_to_conclusions import STUDY, ShortcutSettings
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 from tiny_models import sentences, tiny
 
 LAST = 3

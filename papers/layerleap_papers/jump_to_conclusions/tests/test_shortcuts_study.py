@@ -6,7 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import shortcut_studies
 
+from golden import differences
 from intervals import require_inside
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.metrics import lasting
@@ -16,8 +18,8 @@ from layerleap.stream.generated import NOTE, TextGeneration
 from layerleap.study.result import StudyResult
 from layerleap_papers.jump_to_conclusions import STUDY, ShortcutSettings, trained
 from layerleap_papers.jump_to_conclusions.checks import laws
-from layerleap_papers.jump_to_conclusions.context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.curves import half_layers
+from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 from studies import make_study
 from tiny_models import WORDS, sentences, tiny
 
@@ -26,23 +28,19 @@ METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "kl")
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
+def texts():
     """Two files of documents, one a line."""
-    folder = tmp_path_factory.mktemp("texts")
-    for name, seed, count in (("one", 0, 400), ("two", 1, 300)):
-        (folder / f"{name}.txt").write_text("\n".join(sentences(count, seed)))
-    return str(folder / "one.txt"), str(folder / "two.txt")
+    return shortcut_studies.texts()
 
 
 @pytest.fixture(scope="module")
-def settings(texts):
-    return ShortcutSettings(text=texts[0], other=texts[1], n_fit=600, n_read=200)
+def settings():
+    return shortcut_studies.settings()
 
 
 @pytest.fixture(scope="module", params=["llama", "bert"])
-def case(request, settings):
-    transformer = tiny(request.param)
-    return transformer, STUDY(transformer, settings)
+def case(request):
+    return tiny(request.param), shortcut_studies.made(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +69,10 @@ def without_times(study):
 def fitted_in(folder):
     """The banks that a study keeps, but for the second one that has its parts with a bias."""
     return [path for path in folder.glob("fitted-*") if not path.name.endswith("-biased")]
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(shortcut_studies.made(), "jump_to_conclusions")
 
 
 def test_a_study_has_the_tables_that_the_report_is_tested_with(case):
@@ -621,21 +623,21 @@ def test_settings_are_flat_and_survive_json(settings, llama):
 
 
 def test_a_quick_study_is_small():
-    assert ShortcutSettings().quickened().n_fit < ShortcutSettings().n_fit
-    assert ShortcutSettings(n_fit=5, n_read=5).quickened().n_fit == 5
+    assert ShortcutSettings().scaled_down().n_fit < ShortcutSettings().n_fit
+    assert ShortcutSettings(n_fit=5, n_read=5).scaled_down().n_fit == 5
 
 
 def test_a_full_study_reads_the_large_text_and_a_quick_one_the_small(llama):
     assert ShortcutSettings().resolved(llama).text == "enwik8"
-    assert ShortcutSettings().quickened().resolved(llama).text == "wikipedia"
+    assert ShortcutSettings().scaled_down().resolved(llama).text == "wikipedia"
     assert ShortcutSettings(text="news").resolved(llama).text == "news"
 
 
 def test_a_quick_study_reads_several_rows_of_each_text_unless_told_otherwise(llama):
-    assert ShortcutSettings().quickened().resolved(llama).positions == "every:4"
-    assert ShortcutSettings(positions="all").quickened().resolved(llama).positions == "all"
+    assert ShortcutSettings().scaled_down().resolved(llama).positions == "every:4"
+    assert ShortcutSettings(positions="all").scaled_down().resolved(llama).positions == "all"
     assert ShortcutSettings().resolved(llama).positions == "one"
-    masked = ShortcutSettings().quickened().resolved(tiny("bert"))
+    masked = ShortcutSettings().scaled_down().resolved(tiny("bert"))
     assert masked.sampling.positions == f"every:{DENSEST_MASKS}"
 
 

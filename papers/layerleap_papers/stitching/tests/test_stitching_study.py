@@ -1,15 +1,16 @@
 """The study of stitching on tiny models."""
 
-import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import stitching_studies
 import torch
+from stitching_studies import SMALL
 
 import layerleap as ll
 from families import build
+from golden import differences
 from intervals import require_inside
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
@@ -17,41 +18,28 @@ from layerleap.stream.examples import Sampling
 from layerleap.study.result import StudyResult
 from layerleap.study.texts import trained_on
 from layerleap_papers.stitching import STUDY, StitchingSettings
-from layerleap_papers.stitching.context import StitchingContext
 from layerleap_papers.stitching.pairs import best, token_losses
-from rotated import plain_llama, rotated, rotation
-from tiny_models import WORDS, sentences, tiny, tokenizer
-
-SMALL = {"n_fit": 40, "n_read": 30, "layers": 3, "n_reviews": 24, "kept_blocks": 1}
+from layerleap_papers.stitching.stitching_context import StitchingContext
+from tiny_models import tiny, tokenizer
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
-    reviews = [
-        {"text": " ".join(rng.choices(WORDS, k=rng.randint(4, 9))), "label": number % 2}
-        for number in range(160)
-    ]
-    texts = {"text": [{"text": text} for text in sentences(80)], "reviews": reviews}
-    for name, rows in texts.items():
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf8")
-    return {name: str(folder / f"{name}.jsonl") for name in texts}
+def files() -> dict[str, str]:
+    return stitching_studies.files()
 
 
 @pytest.fixture(scope="module")
 def models() -> tuple[Transformer, Transformer, Transformer]:
-    """A model, the same one rotated, and a narrower classifier."""
-    model = plain_llama()
-    a = Transformer.wrap(model, tokenizer(), name="a")
-    b = Transformer.wrap(rotated(model, rotation(24)), tokenizer(), name="b")
-    c = build("llama_text", 1, hidden_size=16, num_labels=2).double()
-    return a, b, Transformer.wrap(c, tokenizer(), name="c")
+    return stitching_studies.models()
 
 
 @pytest.fixture(scope="module")
-def result(models, files) -> StudyResult:
-    a, b, c = models
-    return STUDY(a, other=b, classifier=c, **files, **SMALL)
+def result() -> StudyResult:
+    return stitching_studies.made()
+
+
+def test_a_small_study_measures_what_it_did_before(result: StudyResult) -> None:
+    assert not differences(result, "stitching")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +161,7 @@ def test_a_translation_that_says_something_else_is_not_called_the_same(result):
     wrong = replace(result, tables={**result.tables, "translation": rows})
     assert claim.test(wrong).agrees == "no"
     section = next(s for s in STUDY.sections if s.key == "classifier")
-    assert any("do NOT agree" in found.text for found in section.findings(wrong))
+    assert any("do NOT agree" in str(found) for found in section.findings(wrong))
 
 
 def test_findings_and_the_page_name_both_models(result, tmp_path):
@@ -257,7 +245,7 @@ def test_losses_do_not_depend_on_chunks(models, monkeypatch):
 
 
 def test_quick_runs_are_smaller():
-    quick = StitchingSettings().quickened()
+    quick = StitchingSettings().scaled_down()
     assert (quick.n_fit, quick.n_read, quick.n_reviews, quick.layers) == (100, 24, 60, 4)
 
 

@@ -42,3 +42,8 @@ def small_study(name: str) -> StudyResult:
     """A study of a tiny model, without training and without the bundled small models."""
     quick = ["attention", "heads", "ffn", "budget", "memory"]
     return STUDY(tiny(name), settings(), sections=quick)
+
+
+def made() -> StudyResult:
+    """The study that the golden file keeps."""
+    return small_study("llama")

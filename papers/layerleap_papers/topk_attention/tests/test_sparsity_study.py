@@ -11,10 +11,11 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
-from sparsity_studies import SMALL, settings, small_study, text
+from sparsity_studies import SMALL, made, settings, small_study, text
 
 from edit_cases import inputs as family_inputs, wrapped
 from families import build
+from golden import differences
 from intervals import require_inside
 from layerleap.act.edits import TopKAttention, TopKNeurons
 from layerleap.errors import BadSettings
@@ -34,12 +35,12 @@ from layerleap_papers.topk_attention import (
     runs,
     training,
 )
+from layerleap_papers.topk_attention.allocation import finer, furthest, guessed, steps
 from layerleap_papers.topk_attention.curves import kept_share
 from layerleap_papers.topk_attention.encoders.task import Rows as TaskRows, Task
 from layerleap_papers.topk_attention.observed import observe, row_weights, statistics
 from layerleap_papers.topk_attention.passes import Rows
-from layerleap_papers.topk_attention.settings import SparsitySettings, numbers, shares
-from layerleap_papers.topk_attention.shared_out import finer, furthest, guessed, steps
+from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings, numbers, shares
 from tiny_models import tiny
 
 SAMPLING = Sampling(unit="document", held_out=0.4)
@@ -516,8 +517,8 @@ def test_counting_symbols_tells_what_is_in_a_sequence_but_not_in_which_order(by_
 
 
 def test_a_quick_run_keeps_the_shares_that_claims_are_about():
-    assert SparsitySettings().quickened().shares == (0.125, 0.5)
-    assert SparsitySettings(shares=(0.3,)).quickened().shares == (0.3,)
+    assert SparsitySettings().scaled_down().shares == (0.125, 0.5)
+    assert SparsitySettings(shares=(0.3,)).scaled_down().shares == (0.3,)
 
 
 def test_the_interval_over_seeds_is_students():
@@ -546,7 +547,7 @@ def test_with_relu_all_rules_agree_and_with_gates_they_do_not(monkeypatch):
         kind: result.row("relu_paired", ffn=kind, rule="pre-activation", measure="kl", share=0.75)[
             "value"
         ]
-        for kind in relu.TWINS
+        for kind in relu.MODELS
     }
     assert gap["gated"] > 10 * abs(gap["ReLU"])
     active = {row["ffn"]: row["value"] for row in result.rows("relu_active")}
@@ -656,3 +657,7 @@ def test_numbers_are_read_from_text():
 
 def test_every_estimate_of_the_study_lies_inside_its_interval():
     require_inside(small_study("llama").tables, 10)
+
+
+def test_a_small_study_measures_what_it_did_before():
+    assert not differences(made(), "topk_attention")

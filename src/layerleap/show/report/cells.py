@@ -28,11 +28,11 @@ def cells_of(table: Table, result: StudyResult) -> Grid:
     head = [column.title or column.key for column in table.columns]
     if not table.across:
         return head, [[cell(row, column) for column in table.columns] for row in rows]
-    values = list(dict.fromkeys(row[table.across] for row in rows))
+    values = list(dict.fromkeys(_across(row, table) for row in rows))
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         key = tuple(row.get(column.key) for column in table.columns)
-        groups.setdefault(key, {})[row[table.across]] = row
+        groups.setdefault(key, {})[_across(row, table)] = row
     columns = {value: [_formed(c, table, value) for c in table.cells] for value in values}
     head += [f"{c.title} {value}".strip() for value in values for c in columns[value]]
     lines = []
@@ -42,6 +42,10 @@ def cells_of(table: Table, result: StudyResult) -> Grid:
         line += [cell(group.get(value, {}), c) for value in values for c in columns[value]]
         lines.append(line)
     return head, lines
+
+
+def _across(row: Row, table: Table) -> Any:
+    return table.across.format_map(row) if "{" in table.across else row[table.across]
 
 
 def _formed(column: Column, table: Table, value: Any) -> Column:

@@ -83,7 +83,7 @@ def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
         model=result.model,
         title=study.title.format(**names),
         about=list(study.about(result)),
-        boxes=list(study.boxes(result)),
+        boxes=[box for box in study.boxes if box.when(result)],
         tiles=list(study.tiles(result)),
         sections=[values for s in study.sections if (values := _section(s, result))],
         claims=cells_of(CLAIMS, result),
@@ -122,7 +122,8 @@ def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
         "tables": [(table, grid) for table, grid in tables if grid[1]],
         "texts": [
             {"title": f"{row['rule']}, read through {row['map']}", "html": generation_html(row)}
-            for row in result.rows(section.texts)
+            for table in section.texts
+            for row in result.rows(table)
         ],
     }
 

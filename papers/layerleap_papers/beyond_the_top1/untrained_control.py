@@ -6,47 +6,48 @@ was made in the model itself.
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
-from layerleap.study import Claim, Finding, Section, Tables, Verdict, untested
+from layerleap import StudyResult, study
+from layerleap.study import untested
 from layerleap_papers.beyond_the_top1 import intervention, order
-from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
 
-def _run(context: SaturationContext) -> Tables:
-    data, where = context.twin(), " in the untrained twin"
+def _run(context: SaturationContext) -> study.Tables:
+    data, where = context.untrained_control(), " in the untrained twin"
     tables = order.tables_of(context, data, where)
     if "intervention" in context.sections:
         tables |= (
             context.attempt(
                 f"The intervention{where}",
-                lambda: intervention.tables_of(context, data, intervention.TWIN),
+                lambda: intervention.tables_of(context, data, intervention.UNTRAINED),
             )
             or {}
         )
     return {f"twin_{name}": rows for name, rows in tables.items()}
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     first = result.rows("twin_ranks")[0]
-    yield Finding(
+    yield (
         f"In the same model with random weights, {1 - first['never']:.0%} of top tokens saturate "
         "before the last block."
     )
-    yield Finding(f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
+    yield (f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
     selections = result.rows("twin_tau")
     for tau in selections:
-        yield Finding(f"In the untrained twin: {order.tau_words(tau)}")
+        yield (f"In the untrained twin: {order.tau_words(tau)}")
     if selections:
-        yield Finding(f"In the untrained twin, {order.headline(selections)}.", headline=True)
+        yield study.Headline(f"In the untrained twin, {order.headline(selections)}.")
 
 
-def _claim(result: StudyResult) -> Verdict:
+@study.claim("In untrained models, only the first three ranks saturate in order.")
+def _claim(result: StudyResult) -> study.Verdict:
     if not result.rows("twin_tau"):
         return untested("too few ranks saturate in the untrained twin")
     return order.only_first_three(result.rows("twin_steps"))
 
 
-SECTION = Section(
+SECTION = study.Section(
     "twin",
     "The same model, untrained",
     _run,
@@ -58,8 +59,8 @@ SECTION = Section(
     findings=_findings,
     after=("intervention",),
     quick=False,
-    claims=(Claim("In untrained models, only the first three ranks saturate in order.", _claim),),
-    tables=(
+    shows=(
+        _claim,
         order.rank_table("twin-table", "Where each rank saturates in the untrained twin", "twin_"),
     ),
 )

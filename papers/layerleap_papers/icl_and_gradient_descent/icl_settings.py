@@ -58,13 +58,17 @@ class IclSettings(Settings):
         "Words for the values of that field, such as 0=Negative,1=Positive.",
         parse=parse_labels,
     )
-    seeds: int = option(3, "How often demonstrations and queries are drawn.")
-    demonstrations: int = option(16, "Demonstrations that are shown, and trained on.")
-    queries: int = option(100, "Queries per task and seed, at most.")
+    seeds: int = option(3, "How often demonstrations and queries are drawn.", least=1, quick=1)
+    demonstrations: int = option(
+        16, "Demonstrations that are shown, and trained on.", least=1, quick=8
+    )
+    queries: int = option(100, "Queries per task and seed, at most.", least=4, quick=30)
     most: int = option(
         32, "Demonstrations shown at most, to see whether in-context learning works."
     )
-    search: int = option(24, "Other queries, on which learning rates are chosen.")
+    search: int = option(
+        24, "Other queries, on which learning rates are chosen.", least=2, quick=10
+    )
     rates: tuple[float, ...] = option(
         (0.0003, 0.001, 0.003),
         "Learning rates to begin the search with, the same for all ways of training; separated by "
@@ -92,15 +96,14 @@ class IclSettings(Settings):
     tuned: ShortcutBank | str | None = option(  # noqa: RUF009
         None, "Folder or hub name of a bank of tuned maps; trained a little by default.", parse=str
     )
-    tuned_rows: int = option(2048, "Rows that tuned maps are trained on, if none are given.")
+    tuned_rows: int = option(
+        2048, "Rows that tuned maps are trained on, if none are given.", least=256
+    )
     seed: int = option(0, "The first seed.")
 
     def __post_init__(self) -> None:
         self._check_tasks()
-        least = {"seeds": 1, "demonstrations": 1, "queries": 4, "search": 2, "tuned_rows": 256}
-        for name, lowest in least.items():
-            if (value := getattr(self, name)) < lowest:
-                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
+        super().__post_init__()
         if self.most < self.demonstrations:
             raise BadSettings(
                 f"most is {self.most}; expected at least the {self.demonstrations} demonstrations "
@@ -129,17 +132,13 @@ class IclSettings(Settings):
         if not named or len(set(named)) < len(named):
             raise BadSettings(f"tasks are {', '.join(named) or 'none'}; expected each once")
 
-    def quickened(self) -> "IclSettings":
+    def scaled_down(self) -> Self:
         """One seed, one task, few demonstrations and queries, and the logit lens alone."""
         asked = self.demonstrations if self.demonstrations != IclSettings.demonstrations else 0
         return replace(
-            self,
+            super().scaled_down(),
             tasks=self.tasks[:1],
-            seeds=1,
-            demonstrations=min(self.demonstrations, 8),
             most=min(self.most, max(8, asked)),
-            queries=min(self.queries, 30),
-            search=min(self.search, 10),
             rates=_few(self.rates),
             lenses=("logit",),
             bank=None,

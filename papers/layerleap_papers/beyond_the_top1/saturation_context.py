@@ -13,7 +13,7 @@ from layerleap.errors import BadArtifact, BadText, NothingToFit
 from layerleap.stream import Batch, Census, Side
 from layerleap.study import Tables, TextContext
 from layerleap_papers.beyond_the_top1.rows import SaturationData, observe
-from layerleap_papers.beyond_the_top1.settings import SaturationSettings
+from layerleap_papers.beyond_the_top1.saturation_settings import SaturationSettings
 
 
 class SaturationContext(TextContext[SaturationSettings]):
@@ -79,13 +79,13 @@ class SaturationContext(TextContext[SaturationSettings]):
             lenses["linear"] = Lens(self.model, self.bank)
         return self._observe(self.model, lenses, "read")
 
-    def twin(self) -> SaturationData:
+    def untrained_control(self) -> SaturationData:
         """The same model with random weights on the same text, through the logit lens.
 
         Not kept: it takes as much memory as the model.
         """
-        twin = untrained(self.model, seed=self.settings.seed)
-        return self._observe(twin, {"logit": Lens(twin)}, "twin")
+        control = untrained(self.model, seed=self.settings.seed)
+        return self._observe(control, {"logit": Lens(control)}, "twin")
 
     def _observe(self, model: Transformer, lenses: Mapping[str, Lens], role: str) -> SaturationData:
         """One pass over the text, or what an earlier run saved of it."""

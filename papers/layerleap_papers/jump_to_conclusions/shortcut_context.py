@@ -26,7 +26,7 @@ from layerleap.stats import SavedStates
 from layerleap.stream import Batch, iter_examples
 from layerleap.study import FitContext, Fitted, Row
 from layerleap_papers.jump_to_conclusions.curves import in_paper_words
-from layerleap_papers.jump_to_conclusions.settings import ShortcutSettings
+from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSettings
 from layerleap_papers.jump_to_conclusions.trained import Trained, bank_of, train
 
 SAME_SIZE = 1.25  # fits whose row counts differ by a smaller factor are compared as they are

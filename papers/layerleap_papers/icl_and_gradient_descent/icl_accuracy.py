@@ -6,43 +6,23 @@ shuffled answers; and by task whether the rest of the study means anything.
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.act.learning import BASELINES
-from layerleap.study import (
-    GOOD_OR_BAD,
-    Answer,
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Mark,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    at_every,
-    estimate,
-    percent,
-)
-from layerleap_papers.icl_and_gradient_descent.context import IclContext
+from layerleap.study import in_words, percent
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
 from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
 
 LINES = {
-    "true": Line("true answers", "blue"),
-    "shuffled": Line("shuffled answers", "orange", marker="s", style="dashed"),
+    "true": study.Line("true answers", "blue"),
+    "shuffled": study.Line("shuffled answers", "orange", marker="s", style="dashed"),
 }
 OVER = (*BASELINES, "shuffled")
 NAMES = {"majority": "commonest answer", "copy": "copying", "shuffled": "shuffled answers"}
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Accuracy of every task, saved task by task."""
-    found: Tables = {"tasks": [], "accuracy": [], "accuracy_leads": []}
+    found: study.Tables = {"tasks": [], "accuracy": [], "accuracy_leads": []}
     for task, encoded in context.encoded.items():
         path = context.path("works", task)
         saved = context.saved_json(path) or context.save_json(path, _measured(context, task))
@@ -66,7 +46,7 @@ def tables(context: IclContext) -> Tables:
     return found
 
 
-def _measured(context: IclContext, task: str) -> Row:
+def _measured(context: IclContext, task: str) -> study.Row:
     result, shots = context.in_context(task), context.settings.demonstrations
     leads = {over: result.lead(over, shots) for over in OVER}
     return {
@@ -90,7 +70,7 @@ def working(result: StudyResult) -> list[str]:
     return [row["task"] for row in result.rows("tasks") if row["works"]]
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Per task: the accuracy without and with demonstrations, and what follows."""
     shots = result.settings["demonstrations"]
     for row in result.rows("tasks"):
@@ -108,28 +88,21 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             if row["works"]
             else "Demonstrations do not clearly help, so the rest is meaningless for this task."
         )
-        yield Finding(
-            f"{task}: {percent(first['value'])} right zero-shot, {percent(most['value'])}"
-            f"{_ends(most)} with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}",
-            under="accuracy",
-            headline=True,
+        yield study.Headline(
+            f"{task}: {percent(first['value'])} right zero-shot, {in_words(most, '%')} "
+            f"with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}"
         )
 
 
-def _ends(row: Row) -> str:
-    if row["low"] is None:
-        return ""
-    return f" ({percent(row['low'])} to {percent(row['high'])})"
-
-
-def _claim_works(result: StudyResult) -> Verdict:
-    answers: list[Answer] = []
+@study.claim("The model learns the tasks in context.")
+def _claim_works(result: StudyResult) -> study.Verdict:
+    answers: list[study.Answer] = []
     for task in names(result):
         rows = result.rows("accuracy_leads", task=task)
-        own = {above(row) for row in rows if row["over"] in BASELINES}
+        own = {study.above(row) for row in rows if row["over"] in BASELINES}
         answers.append("yes" if task in working(result) else "no" if "no" in own else "cannot tell")
-    return Verdict(
-        at_every(answers),
+    return study.Verdict(
+        study.at_every(answers),
         f"learned: {', '.join(working(result)) or 'none'}; not clearly: "
         f"{', '.join(task for task in names(result) if task not in working(result)) or 'none'}",
         "yes for a task if the intervals of its lead over zero-shot, the commonest answer and "
@@ -137,43 +110,29 @@ def _claim_works(result: StudyResult) -> Verdict:
     )
 
 
-def _claim_labels(result: StudyResult) -> Verdict:
+@study.claim("It is right less often when the answers of demonstrations are shuffled.")
+def _claim_labels(result: StudyResult) -> study.Verdict:
     rows = [
         r for r in result.rows("accuracy_leads", over="shuffled") if r["task"] in working(result)
     ]
     if not rows:
-        return Verdict("not tested", "in-context learning works on none of the tasks")
+        return study.Verdict("not tested", "in-context learning works on none of the tasks")
     seen = "; ".join(f"{row['task']} {100 * row['value']:+.0f} points" for row in rows)
-    return Verdict(
-        all_of(above(row) for row in rows),
+    return study.Verdict(
+        study.all_of(study.above(row) for row in rows),
         seen,
         "yes if the intervals of true minus shuffled answers are above 0 on all tasks that work",
     )
 
 
-CLAIMS = (
-    Claim("The model learns the tasks in context.", _claim_works),
-    Claim("It is right less often when the answers of demonstrations are shuffled.", _claim_labels),
-)
+CLAIMS = (_claim_works, _claim_labels)
 
 
-def _curves(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("accuracy"):
-        if row["shots"] is not None:
-            yield {
-                **row,
-                "x": row["shots"],
-                "y": row["value"],
-                "line": row["answers"],
-                "panel": panel(result, row["task"]),
-            }
-
-
-def _marks(result: StudyResult) -> Iterator[Mark]:
+def _marks(result: StudyResult) -> Iterator[study.Mark]:
     for row in result.rows("accuracy"):
         if row["answers"] == "majority" or (row["answers"] == "copy" and row["value"]):
             label = NAMES[row["answers"]]
-            yield Mark("y", row["value"], label, panel=panel(result, row["task"]))
+            yield study.Mark("y", row["value"], label, panel=panel(result, row["task"]))
 
 
 def panel(result: StudyResult, task: str) -> str:
@@ -181,16 +140,24 @@ def panel(result: StudyResult, task: str) -> str:
     return task if task in working(result) else f"{task} (not learned in context)"
 
 
+def panels(result: StudyResult) -> dict[str, str]:
+    """The names of all tasks over their panels."""
+    return {task: panel(result, task) for task in names(result)}
+
+
+PANELS = {"task": panels}  # words of every figure with a panel per task
 FIGURES = (
-    Figure(
+    study.Figure(
         "accuracy",
         "Accuracy by number of demonstrations",
         "The share of queries whose answer is right. Of classes, the best label is the answer; of "
         "mappings, the best of all tokens. Shuffled: the same demonstrations with the answers of "
         "others; of mappings none stays right if possible, of classes as many as by chance.",
-        _curves,
-        x=Axis("demonstrations"),
-        y=Axis("right answers", "share"),
+        study.points(
+            "accuracy", x="shots", line="{answers}", panel="{task}", words=PANELS, shots=study.KNOWN
+        ),
+        x=study.Axis("demonstrations"),
+        y=study.Axis("right answers", "share"),
         lines=LINES,
         marks=_marks,
         unit="queries",
@@ -199,51 +166,54 @@ FIGURES = (
 )
 
 TABLES = (
-    Table(
+    study.Table(
         "tasks-table",
         "The tasks",
-        lambda result: result.rows("tasks"),
+        study.pick("tasks"),
         (
-            Column("task"),
-            Column("says", "what it asks"),
-            Column("kind"),
-            Column("template"),
-            Column("examples", form="{:,.0f}"),
-            Column("usable", form="{:,.0f}"),
-            Column("tokens", "tokens of a query", "{:.1f}"),
-            Column(
+            study.Column("task"),
+            study.Column("says", "what it asks"),
+            study.Column("kind"),
+            study.Column("template"),
+            study.Column("examples", form="{:,.0f}"),
+            study.Column("usable", form="{:,.0f}"),
+            study.Column("tokens", "tokens of a query", "{:.1f}"),
+            study.Column(
                 "works",
                 "learned in context",
                 words={True: "yes", False: "not clearly"},
-                colours=GOOD_OR_BAD,
+                colours=study.GOOD_OR_BAD,
             ),
         ),
     ),
-    Table(
+    study.Table(
         "accuracy-table",
         "Right answers (%)",
         lambda result: _cells(result),
-        (Column("task"), Column("still_right", "still right after shuffling", "{:.0f}", 100)),
+        (
+            study.Column("task"),
+            study.Column("still_right", "still right after shuffling", "{:.0f}", 100),
+        ),
         across="case",
-        cells=(estimate("value", "", "{:.0f}", 100),),
+        cells=(study.estimate("value", "", "{:.0f}", 100),),
         terminal=True,
     ),
-    Table(
+    study.Table(
         "leads-table",
         "Lead of true demonstrations, query by query (points)",
-        lambda result: result.rows("accuracy_leads"),
+        study.pick("accuracy_leads"),
         (
-            Column("task"),
-            Column("over", words=NAMES),
-            Column("shots", "demonstrations"),
-            estimate("value", "lead", "{:+.1f}", 100),
-            Column("rows", "queries", "{:,.0f}"),
+            study.Column("task"),
+            study.Column("over", words=NAMES),
+            study.Column("shots", "demonstrations"),
+            study.estimate("value", "lead", "{:+.1f}", 100),
+            study.Column("rows", "queries", "{:,.0f}"),
         ),
     ),
 )
 
 
-def _cells(result: StudyResult) -> Iterator[Row]:
+def _cells(result: StudyResult) -> Iterator[study.Row]:
     shots = result.settings["demonstrations"]
     cases = {
         ("true", 0): "zero-shot",
@@ -261,7 +231,7 @@ def _cells(result: StudyResult) -> Iterator[Row]:
             yield {**row, "case": case, "still_right": kept.get(row["task"])}
 
 
-SECTION = Section(
+SECTION = study.Section(
     key="works",
     title="Does in-context learning work here?",
     run=tables,
@@ -272,7 +242,5 @@ SECTION = Section(
     "copying the question? If not, there is no learning in context to compare with. Accuracy is "
     "that of the first queries of each seed; later sections ask all of them.",
     findings=findings,
-    claims=over_seeds(*CLAIMS),
-    figures=FIGURES,
-    tables=TABLES,
+    shows=(*over_seeds(*CLAIMS), *FIGURES, *TABLES),
 )

@@ -22,7 +22,7 @@ from layerleap.models import untrained_blocks
 from layerleap.stats import TensorFile
 from layerleap.stream.tasks import Draw, EncodedTask, draw, encode, load
 from layerleap.study import Context
-from layerleap_papers.icl_and_gradient_descent.settings import IclSettings
+from layerleap_papers.icl_and_gradient_descent.icl_settings import IclSettings
 
 CELL = TensorFile("icl", 3)
 FAILED = "failed/"  # marks a training that ended with NaN or infinity
@@ -33,7 +33,7 @@ FIRST_QUERIES = 50  # per seed, that tell whether a task is learned in context
 class IclContext(Context[IclSettings]):
     """Tasks, draws, lenses and measurements."""
 
-    _twin: tuple[int, Transformer] | None = None
+    _untrained: tuple[int, Transformer] | None = None
 
     @cached_property
     def encoded(self) -> dict[str, EncodedTask]:
@@ -144,12 +144,12 @@ class IclContext(Context[IclSettings]):
         bank.save_pretrained(folder)
         return bank
 
-    def twin(self, seed: int) -> Transformer:
+    def untrained_control(self, seed: int) -> Transformer:
         """The same model with untrained blocks, drawn anew for each seed; the last one is kept."""
-        if self._twin is None or self._twin[0] != seed:
-            self._twin = None  # frees the one before
-            self._twin = seed, untrained_blocks(self.model, seed=seed)
-        return self._twin[1]
+        if self._untrained is None or self._untrained[0] != seed:
+            self._untrained = None  # frees the one before
+            self._untrained = seed, untrained_blocks(self.model, seed=seed)
+        return self._untrained[1]
 
     def rate(self, task: str, way: str) -> float:
         """The learning rate that was chosen for a task and a way."""

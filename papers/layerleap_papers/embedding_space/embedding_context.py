@@ -15,10 +15,10 @@ from layerleap.errors import BadText
 from layerleap.models.weights import all_heads, feed_forwards, unembedding
 from layerleap.stream import Census
 from layerleap.study import FitContext
+from layerleap_papers.embedding_space.embedding_settings import EmbeddingSettings
 from layerleap_papers.embedding_space.inner_products import Kept
 from layerleap_papers.embedding_space.matches import Matches, match
 from layerleap_papers.embedding_space.passes import Observed, observe
-from layerleap_papers.embedding_space.settings import EmbeddingSettings
 
 
 class EmbeddingContext(FitContext[EmbeddingSettings]):

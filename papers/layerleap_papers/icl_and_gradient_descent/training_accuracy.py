@@ -9,23 +9,13 @@ cannot be told.
 
 from collections.abc import Iterator
 
-from layerleap import StudyResult
+from layerleap import StudyResult, study
 from layerleap.lens import nested_means
-from layerleap.study import (
-    GOOD_OR_BAD,
-    Column,
-    Finding,
-    Row,
-    Section,
-    Table,
-    Tables,
-    above,
-    estimate,
-)
-from layerleap_papers.icl_and_gradient_descent.context import FAILED, IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.judged import interval
+from layerleap.study import above, estimate, pick
+from layerleap_papers.icl_and_gradient_descent.claims import interval
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import FAILED, IclContext, merged
 from layerleap_papers.icl_and_gradient_descent.rates import NAMES
-from layerleap_papers.icl_and_gradient_descent.works import names, panel
 
 ANSWERS = {
     "yes": "learned by",
@@ -35,10 +25,10 @@ ANSWERS = {
 CONTROLS = {"": "", "labels": "shuffled answers", "untrained": "untrained blocks"}
 
 
-def tables(context: IclContext) -> Tables:
+def tables(context: IclContext) -> study.Tables:
     """Gains over no training, and failed trainings."""
-    gains: list[Row] = []
-    failed: list[Row] = []
+    gains: list[study.Row] = []
+    failed: list[study.Row] = []
     for task, cells in context.cells():
         for way in context.settings.ways:
             if groups := merged(cells, f"gain/{way}"):
@@ -50,7 +40,7 @@ def tables(context: IclContext) -> Tables:
     return {"learns": gains, "failed_trainings": failed}
 
 
-def findings(result: StudyResult) -> Iterator[Finding]:
+def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Which ways learn a task, and trainings that failed."""
     for task in names(result):
         rows = result.rows("learns", task=task)
@@ -58,19 +48,19 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         for answer, words in ANSWERS.items():
             own = [row for row in rows if row["learns"] == answer]
             if own:
-                ways = ", ".join(f"{NAMES[row['way']]} {interval(row, '{:+.3g}')}" for row in own)
+                ways = ", ".join(f"{NAMES[row['way']]} {interval(row, '+.3g')}" for row in own)
                 said.append(f"{words} {ways}")
         if said:
             is_idle = any(row["learns"] != "yes" for row in rows)
             rest = " No claim uses a way that does not clearly learn." if is_idle else ""
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: {'; '.join(said)} (gain of the right answer's "
                 f"log-probability over no training, in nats).{rest}",
                 under="learns-table",
             )
         for (way, control), seeds in _failures(result, task).items():
             name = f"{NAMES[way]}, {CONTROLS[control]}," if control else NAMES[way]
-            yield Finding(
+            yield study.Finding(
                 f"{panel(result, task)}: training by {name} diverged to NaN or infinity with seed "
                 f"{', '.join(map(str, seeds))}, so nothing is reported for it on this task.",
                 under="learns-table",
@@ -85,22 +75,22 @@ def _failures(result: StudyResult, task: str) -> dict[tuple[str, str], list[int]
 
 
 TABLES = (
-    Table(
+    study.Table(
         "learns-table",
         "Gain of the right answer's log-probability by training, in nats",
-        lambda result: result.rows("learns"),
+        pick("learns"),
         (
-            Column("task"),
-            Column("way", "trained by", words=NAMES),
+            study.Column("task"),
+            study.Column("way", "trained by", words=NAMES),
             estimate("value", "gain", "{:+.3f}"),
-            Column("rows", "queries", "{:,.0f}"),
-            Column("learns", colours=GOOD_OR_BAD),
+            study.Column("rows", "queries", "{:,.0f}"),
+            study.Column("learns", colours=study.GOOD_OR_BAD),
         ),
         terminal=True,
     ),
 )
 
-SECTION = Section(
+SECTION = study.Section(
     key="learns",
     title="Does training learn here?",
     run=tables,
@@ -112,5 +102,5 @@ SECTION = Section(
     "of the study, on which no rate was chosen: is the right answer more likely than without "
     "training? What a way does that does not clearly learn is shown, but no claim uses it.",
     findings=findings,
-    tables=TABLES,
+    shows=(*TABLES,),
 )

@@ -54,22 +54,31 @@ class SaturationSettings(TextSettings):
     k: int = option(5, "How many ranks, 3 or more.", flags=("--ranks", "-k"))
     draws: int = option(999, "Draws of each null of order.")
     walk_share: float = option(0.5, "Share of positions that random walks are made for.")
-    permutations: int = option(39, "How often the labels of the probe are permuted.")
-    cells: int = option(3000, "(Position, layer) that a probe is trained on, at most.")
-    pairs: int = option(100, "Pairs of positions in the intervention, at most.")
-    reach: int = option(5, "Layers around the saturation layer at which states are patched in.")
-    prompts: int = option(
-        4, "Prompts that exit rules continue when they are timed; 0 leaves the timing out."
+    permutations: int = option(
+        39, "How often the labels of the probe are permuted.", least=1, quick=19
     )
-    tolerance: float = option(0.05, "Largest disagreement of calibrated exits, as a share.")
-    delta: float = option(0.05, "How often calibration may break that promise, as a share.")
+    cells: int = option(
+        3000, "(Position, layer) that a probe is trained on, at most.", least=1, quick=600
+    )
+    pairs: int = option(100, "Pairs of positions in the intervention, at most.", least=1, quick=16)
+    reach: int = option(
+        5, "Layers around the saturation layer at which states are patched in.", least=1, quick=1
+    )
+    prompts: int = option(
+        4,
+        "Prompts that exit rules continue when they are timed; 0 leaves the timing out.",
+        least=0,
+        quick=0,
+    )
+    tolerance: float = option(
+        0.05, "Largest disagreement of calibrated exits, as a share.", within=(0, 1)
+    )
+    delta: float = option(
+        0.05, "How often calibration may break that promise, as a share.", within=(0, 1)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"permutations": 1, "cells": 1, "pairs": 1, "reach": 1, "prompts": 0}
-        for name, lowest in least.items():
-            if (value := getattr(self, name)) < lowest:
-                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
         if self.draws < FEWEST_DRAWS:
             raise BadSettings(
                 f"draws is {self.draws}, which cannot give a p-value of 0.05; expected "
@@ -79,22 +88,10 @@ class SaturationSettings(TextSettings):
             raise BadSettings(f"k is {self.k}; expected 3 ranks or more, to have an order")
         if not 0 < self.walk_share <= 1:
             raise BadSettings(f"walk_share is {self.walk_share}; expected above 0 and at most 1")
-        for name in ("tolerance", "delta"):
-            if not 0 < (value := getattr(self, name)) < 1:
-                raise BadSettings(f"{name} is {value}; expected a share between 0 and 1")
 
-    def quickened(self) -> "SaturationSettings":
+    def scaled_down(self) -> "SaturationSettings":
         """Smaller sizes for a first look; how many texts that is depends on the model."""
-        return _Quick(
-            **{
-                **vars(self),
-                "permutations": min(self.permutations, 19),
-                "cells": min(self.cells, 600),
-                "pairs": min(self.pairs, 16),
-                "reach": min(self.reach, 1),
-                "prompts": 0,
-            }
-        )
+        return _Quick(**vars(super().scaled_down()))
 
     def resolved(self, model: Transformer) -> Self:
         """Text, sizes and positions that suit the model; a bank given by name is loaded."""

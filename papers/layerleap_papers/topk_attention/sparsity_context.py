@@ -13,7 +13,7 @@ from layerleap.models.weights import FeedForward, feed_forwards
 from layerleap.stream import Census, Side, batches_of
 from layerleap.study import TextContext
 from layerleap_papers.topk_attention.passes import Rows
-from layerleap_papers.topk_attention.settings import SparsitySettings
+from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings
 
 
 class SparsityContext(TextContext[SparsitySettings]):

@@ -41,11 +41,14 @@ class SparsitySettings(TextSettings):
     """What the study of sparsity does, and with how much data."""
 
     n_fit: int | None = option(
-        6, "Texts that budgets are chosen on; results come from others.", flags=("--fit-texts",)
+        6,
+        "Texts that budgets are chosen on; results come from others.",
+        flags=("--fit-texts",),
+        quick=2,
     )
-    n_read: int | None = option(16, "Held-out texts to read.", flags=("--read-texts",))
+    n_read: int | None = option(16, "Held-out texts to read.", flags=("--read-texts",), quick=6)
     unit: str = option("document", "What one text is: sentence, paragraph or document.")
-    max_tokens: int = option(384, "Longer texts are cut here.")
+    max_tokens: int = option(384, "Longer texts are cut here.", quick=128)
     positions: str | None = option(
         None,
         f"'one' random position per text, 'all', or 'every:N'. By default every:4, "
@@ -66,25 +69,22 @@ class SparsitySettings(TextSettings):
     kl: float = option(
         0.05, "KL in nats that a budget may cost: the upper end of its interval.", flags=("--kl",)
     )
-    budget_tokens: int = option(256, "Texts that budgets are chosen and verified on are cut here.")
-    window: int = option(8, "Positions back that count as near when heads are described.")
-    seeds: int = option(4, "Runs from scratch of each kind of attention.")
-    tune_seeds: int = option(3, "Fine-tuning runs of each kind, minutes each.")
-    steps: int = option(1200, "Steps of training from scratch on ListOps.")
-    review_steps: int = option(1000, "Steps of training from scratch on reviews.")
-    tune_steps: int = option(200, "Steps of fine-tuning.")
-    tested: int = option(1000, "Held-out items that trained models are tested on.")
+    budget_tokens: int = option(
+        256, "Texts that budgets are chosen and verified on are cut here.", least=2, quick=48
+    )
+    window: int = option(8, "Positions back that count as near when heads are described.", least=1)
+    seeds: int = option(4, "Runs from scratch of each kind of attention.", least=2)
+    tune_seeds: int = option(3, "Fine-tuning runs of each kind, minutes each.", least=2)
+    steps: int = option(1200, "Steps of training from scratch on ListOps.", least=1)
+    review_steps: int = option(1000, "Steps of training from scratch on reviews.", least=1)
+    tune_steps: int = option(200, "Steps of fine-tuning.", least=1)
+    tested: int = option(1000, "Held-out items that trained models are tested on.", least=2)
     lengths: tuple[int, ...] = option(
         (256, 512, 1024, 2048), "Lengths at which memory is measured.", parse=numbers
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"budget_tokens": 2, "seeds": 2, "tune_seeds": 2, "tested": 2}
-        least |= dict.fromkeys(("window", "steps", "review_steps", "tune_steps"), 1)
-        for name, lowest in least.items():
-            if (value := getattr(self, name)) < lowest:
-                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
         if not 0 < self.kl < math.inf:
             raise BadSettings(f"kl is {self.kl}; expected a positive number of nats")
         if not self.keys or min(self.keys) < 1:
@@ -97,16 +97,10 @@ class SparsitySettings(TextSettings):
                 f"{SHORTEST}, to fit how memory grows"
             )
 
-    def quickened(self) -> "SparsitySettings":
+    def scaled_down(self) -> Self:
         """Few short texts, few k."""
-        assert self.n_fit is not None
-        assert self.n_read is not None
         return replace(
-            self,
-            n_fit=min(self.n_fit, 2),
-            n_read=min(self.n_read, 6),
-            max_tokens=min(self.max_tokens, 128),
-            budget_tokens=min(self.budget_tokens, 48),
+            super().scaled_down(),
             keys=_spread(tuple(sorted(self.keys))[1:-1] or self.keys, 3),
             shares=tuple(sorted({min(self.shares, key=lambda s: abs(s - w)) for w in CLAIMED})),
             lengths=tuple(sorted(self.lengths)[:3]),

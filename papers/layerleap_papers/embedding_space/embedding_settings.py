@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from layerleap import ShortcutBank, Transformer
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.errors import ModelRefused
 from layerleap.maps import check_solving
 from layerleap.stream import DENSEST_MASKS, modality
 from layerleap.study import FitSettings, option
@@ -21,9 +21,12 @@ class EmbeddingSettings(FitSettings):
     """What the study of embedding space does, and with how much data."""
 
     n_fit: int | None = option(
-        1200, "Texts to fit shortcuts on; not used if a bank is given.", flags=("--fit-texts",)
+        1200,
+        "Texts to fit shortcuts on; not used if a bank is given.",
+        flags=("--fit-texts",),
+        quick=150,
     )
-    n_read: int | None = option(160, "Held-out texts to read.", flags=("--read-texts",))
+    n_read: int | None = option(160, "Held-out texts to read.", flags=("--read-texts",), quick=14)
     positions: str | None = option(
         None,
         f"'one' random position per text, 'all', or 'every:N'. By default every:4, or "
@@ -32,40 +35,26 @@ class EmbeddingSettings(FitSettings):
     bank: ShortcutBank | str | None = option(  # noqa: RUF009
         None, "Folder or hub name of a bank that carries states; fitted when left out.", parse=str
     )
-    k: int = option(100, "Top tokens of each vector that are compared.", flags=("--top", "-k"))
-    state_k: int = option(50, "Top tokens of a state that are looked for.")
-    active: int = option(5, "Most active vectors of a layer to look among.")
+    k: int = option(
+        100, "Top tokens of each vector that are compared.", flags=("--top", "-k"), least=1
+    )
+    state_k: int = option(50, "Top tokens of a state that are looked for.", least=1)
+    active: int = option(5, "Most active vectors of a layer to look among.", least=1)
     vectors: int | None = option(
-        None, "Neurons, and columns of attention, compared per layer at most; all by default."
+        None,
+        "Neurons, and columns of attention, compared per layer at most; all by default.",
+        least=2,
+        quick=128,
     )
     fold: bool = option(
-        True, "Also read vectors with norms folded in.", flags=("--fold/--no-fold",)
+        True, "Also read vectors with norms folded in.", flags=("--fold/--no-fold",), quick=False
     )
-    kept_rows: int = option(1000, "Vectors whose inner products are compared.")
-    twin_vectors: int = option(256, "Neurons compared per layer of the untrained twin, at most.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least = {"k": 1, "state_k": 1, "active": 1, "kept_rows": FEWEST_ROWS, "twin_vectors": 2}
-        for name, lowest in least.items():
-            if (value := getattr(self, name)) < lowest:
-                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
-        if self.vectors is not None and self.vectors < 2:
-            raise BadSettings(f"vectors is {self.vectors}; expected 2 or more, to shuffle pairs")
-
-    def quickened(self) -> "EmbeddingSettings":
-        """Few vectors of every layer, and few texts with several positions each."""
-        assert self.n_fit is not None
-        assert self.n_read is not None
-        return replace(
-            self,
-            n_fit=min(self.n_fit, 150),
-            n_read=min(self.n_read, 14),
-            vectors=min(self.vectors or 128, 128),
-            fold=False,
-            kept_rows=min(self.kept_rows, 200),
-            twin_vectors=min(self.twin_vectors, 64),
-        )
+    kept_rows: int = option(
+        1000, "Vectors whose inner products are compared.", least=FEWEST_ROWS, quick=200
+    )
+    control_vectors: int = option(
+        256, "Neurons compared per layer of the untrained twin, at most.", least=2, quick=64
+    )
 
     def resolved(self, model: Transformer) -> Self:
         """Text and positions that suit the model, and top tokens that its vocabulary allows."""

@@ -1,6 +1,7 @@
 """Settings of the shortcuts study; the default sizes are the paper's."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 from layerleap import Transformer
 from layerleap.errors import BadSettings, check_choice
@@ -22,8 +23,8 @@ class ShortcutSettings(FitSettings):
         "the model and the number of texts.",
         flags=("--text", "-t"),
     )
-    n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",))
-    n_read: int | None = option(3000, "Held-out texts to read.", flags=("--read-texts",))
+    n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",), quick=180)
+    n_read: int | None = option(3000, "Held-out texts to read.", flags=("--read-texts",), quick=28)
     positions: str | None = option(
         "one",
         "'one' random position per text, 'all', or 'every:N'. With --quick every 4th, or every "
@@ -35,11 +36,21 @@ class ShortcutSettings(FitSettings):
         parse=lambda text: None if text == "none" else text,
     )
     pairs: str = option("all", "'all' pairs of layers, or 'final': only maps to the last layer.")
-    part_texts: int = option(300, "Of the texts read, how many are run with parts replaced.")
-    schedule_texts: int = option(300, "Of the texts read, how many are run with jumps in between.")
-    tuned_rows: int = option(23_040, "Rows that each tuned map is trained on, at most.")
-    tolerance: float = option(0.05, "Largest disagreement of calibrated exits, as a share.")
-    delta: float = option(0.05, "How often calibration may break that promise, as a share.")
+    part_texts: int = option(
+        300, "Of the texts read, how many are run with parts replaced.", least=1, quick=8
+    )
+    schedule_texts: int = option(
+        300, "Of the texts read, how many are run with jumps in between.", least=1, quick=8
+    )
+    tuned_rows: int = option(
+        23_040, "Rows that each tuned map is trained on, at most.", least=1, quick=1024
+    )
+    tolerance: float = option(
+        0.05, "Largest disagreement of calibrated exits, as a share.", within=(0, 1)
+    )
+    delta: float = option(
+        0.05, "How often calibration may break that promise, as a share.", within=(0, 1)
+    )
     beside: tuple[Transformer | str, ...] = option(
         (),
         "Other models to compare agreement with, by relative depth, separated by commas.",
@@ -51,31 +62,16 @@ class ShortcutSettings(FitSettings):
         check_choice(self.pairs, ("final", "all"), "pairs")
         if "tuned" in (self.text, self.other):
             raise BadSettings("a text cannot be called 'tuned', like the lens; write ./tuned")
-        for name in ("part_texts", "schedule_texts", "tuned_rows"):
-            if (value := getattr(self, name)) < 1:
-                raise BadSettings(f"{name} is {value}; expected 1 or more")
-        for name in ("tolerance", "delta"):
-            if not 0 < (value := getattr(self, name)) < 1:
-                raise BadSettings(f"{name} is {value}; expected a share between 0 and 1")
 
     @property
     def other_texts(self) -> tuple[str, ...]:
         """The text for transfer."""
         return () if self.other is None else (self.other,)
 
-    def quickened(self) -> "ShortcutSettings":
+    def scaled_down(self) -> Self:
         """Far fewer texts, with several rows of each: passes take most of the time."""
-        assert self.n_fit is not None
-        assert self.n_read is not None
-        return replace(
-            self,
-            n_fit=min(self.n_fit, 180),
-            n_read=min(self.n_read, 28),
-            positions=None if self.positions == "one" else self.positions,
-            part_texts=min(self.part_texts, 8),
-            schedule_texts=min(self.schedule_texts, 8),
-            tuned_rows=min(self.tuned_rows, 1024),
-        )
+        positions = None if self.positions == "one" else self.positions
+        return replace(super().scaled_down(), positions=positions)
 
     def resolved(self, model: Transformer) -> "ShortcutSettings":
         """The settings with both texts decided; a text is never compared with itself."""

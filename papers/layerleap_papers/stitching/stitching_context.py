@@ -17,7 +17,7 @@ from layerleap.maps import FitReport, LayerPair, embedding_kernel, fit_kernels, 
 from layerleap.stream import Batch, Census, Sampling, batches_of
 from layerleap.study import TextContext
 from layerleap.zoo import TEXT_NAMES, fetch, is_held_out
-from layerleap_papers.stitching.settings import StitchingSettings, name_of
+from layerleap_papers.stitching.stitching_settings import StitchingSettings, name_of
 
 KERNELS = ("embedding", "folded", "least-squares", "random", "identity")  # in the order of figures
 Kernels = dict[tuple[str, LayerPair], Carry]

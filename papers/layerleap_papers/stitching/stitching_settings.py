@@ -29,41 +29,24 @@ class StitchingSettings(TextSettings):
         "'none' leaves it out.",
         parse=_none,
     )
-    kept_blocks: int = option(3, "How many of the classifier's last blocks are stitched on.")
+    kept_blocks: int = option(
+        3, "How many of the classifier's last blocks are stitched on.", least=0
+    )
     reviews: str = option("reviews", "Labelled texts: 'reviews', or a .jsonl of text and label.")
     review_length: int = option(
-        SHORT, "Characters; longer labelled texts are left out, as they are from training."
+        SHORT, "Characters; longer labelled texts are left out, as they are from training.", least=1
     )
-    n_reviews: int = option(600, "Held-out labelled texts to classify.")
-    n_fit: int | None = option(600, "Texts to fit kernels on.", flags=("--fit-texts",))
-    n_read: int | None = option(200, "Held-out texts to read.", flags=("--read-texts",))
+    n_reviews: int = option(600, "Held-out labelled texts to classify.", least=2, quick=60)
+    n_fit: int | None = option(600, "Texts to fit kernels on.", flags=("--fit-texts",), quick=100)
+    n_read: int | None = option(200, "Held-out texts to read.", flags=("--read-texts",), quick=24)
     positions: str | None = option("all", "'one' random position per text, 'all', or 'every:N'.")
-    layers: int = option(7, "Layers of each model that are paired, at most; spread evenly.")
-    ridge: float | None = option(
-        None, "Penalty of fitted kernels; by default none, unless rows are few."
+    layers: int = option(
+        7, "Layers of each model that are paired, at most; spread evenly.", least=2, quick=4
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least = {"kept_blocks": 0, "n_reviews": 2, "review_length": 1, "layers": 2}
-        for name, lowest in least.items():
-            if (value := getattr(self, name)) < lowest:
-                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
-        if self.ridge is not None and self.ridge < 0:
-            raise BadSettings(f"ridge is {self.ridge}; expected 0 or more")
-
-    def quickened(self) -> "StitchingSettings":
-        """Few texts, and four layers of each model."""
-        assert self.n_fit is not None
-        assert self.n_read is not None
-        return replace(
-            self,
-            n_fit=min(self.n_fit, 100),
-            n_read=min(self.n_read, 24),
-            n_reviews=min(self.n_reviews, 60),
-            layers=min(self.layers, 4),
-            max_tokens=min(self.max_tokens, 64),
-        )
+    ridge: float | None = option(
+        None, "Penalty of fitted kernels; by default none, unless rows are few.", least=0
+    )
+    max_tokens: int = option(128, "Longer texts are cut here.", quick=64)
 
     def resolved(self, model: Transformer) -> "StitchingSettings":
         """The settings with the text decided."""

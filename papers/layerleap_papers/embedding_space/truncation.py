@@ -9,27 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap import LayerleapError, StudyResult, Transformer
+from layerleap import LayerleapError, StudyResult, Transformer, study
 from layerleap.errors import ModelRefused
 from layerleap.models.weights import feed_forwards, vectors
-from layerleap.study import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Finding,
-    Line,
-    Row,
-    Section,
-    Table,
-    Tables,
-    Verdict,
-    above,
-    all_of,
-    below,
-    estimate,
-)
-from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap.study import above, all_of, below, estimate, pick, points
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.inner_products import INVERSES, Kept, keep_best, sizes
 from layerleap_papers.embedding_space.pairs import interval
 
@@ -37,12 +21,12 @@ GAUSSIAN, VALUES, STATES = "random vectors", "FFN values", "states"
 FEW = 64  # tokens at which the claim is judged; curves begin lower, to show where they cross
 Grouped = tuple[Tensor, Tensor | None]  # rows, and which of them are drawn together
 LINES = {
-    "transposed": Line("transposed matrix", "blue"),
-    "pseudo-inverse": Line("pseudo-inverse", "orange", marker="s", style="dashed"),
+    "transposed": study.Line("transposed matrix", "blue"),
+    "pseudo-inverse": study.Line("pseudo-inverse", "orange", marker="s", style="dashed"),
 }
 
 
-def _run(context: EmbeddingContext) -> Tables:
+def _run(context: EmbeddingContext) -> study.Tables:
     n, model = context.settings.kept_rows, context.model
     generator = context.generator(4)
     sets: dict[str, Grouped] = {
@@ -56,8 +40,8 @@ def _run(context: EmbeddingContext) -> Tables:
             sets[name] = make()
         except LayerleapError as error:
             context.leave_out(f"Inner products of {name}", error)
-    rows: list[Row] = []
-    crossings: list[Row] = []
+    rows: list[study.Row] = []
+    crossings: list[study.Row] = []
     for name, chosen in sets.items():
         kept = kept_of(context, name, *chosen)
         rows += [{"of": name, **row} for row in kept.rows()]
@@ -126,18 +110,19 @@ def normed(model: Transformer, states: Tensor) -> Tensor:
 # --- claims, findings, figures and tables ------------------------------------------------------
 
 
-def _ends(result: StudyResult, name: str) -> tuple[Row, Row]:
+def _ends(result: StudyResult, name: str) -> tuple[study.Row, study.Row]:
     """The lead of the transposed matrix at few tokens, and at the most that are not all."""
     rows = result.rows("kept", of=name, inverse="lead")
     return next((row for row in rows[:-2] if row["k"] >= FEW), rows[0]), rows[-2]
 
 
-def _fewest(result: StudyResult, name: str) -> Row:
+def _fewest(result: StudyResult, name: str) -> study.Row:
     """The lead of the transposed matrix at the fewest tokens."""
     return result.rows("kept", of=name, inverse="lead")[0]
 
 
-def _claim(result: StudyResult) -> Verdict:
+@study.claim("The transposed output matrix is better for few tokens, the pseudo-inverse for many.")
+def _claim(result: StudyResult) -> study.Verdict:
     names = [row["of"] for row in result.rows("crossings")]
     answers = [all_of([above(few), below(many)]) for few, many in (_ends(result, n) for n in names)]
     few, many = _ends(result, names[0])
@@ -149,7 +134,7 @@ def _claim(result: StudyResult) -> Verdict:
         f"of {row['of']} {crossing_words(row, _fewest(result, row['of']))}"
         for row in result.rows("crossings")
     )
-    return Verdict(
+    return study.Verdict(
         all_of(answers),
         f"lead of the transposed matrix with {few['k']:,} and with {many['k']:,} tokens: {seen}; "
         f"the curves {crossed}",
@@ -159,7 +144,7 @@ def _claim(result: StudyResult) -> Verdict:
     )
 
 
-def crossing_words(row: Row, fewest: Row) -> str:
+def crossing_words(row: study.Row, fewest: study.Row) -> str:
     """Where the curves of one set cross."""
     if row["value"] is None:
         better = "pseudo-inverse" if fewest["value"] <= 0 else "transposed matrix"
@@ -170,7 +155,7 @@ def crossing_words(row: Row, fewest: Row) -> str:
     return f"cross at {interval(row, '{:,.0f}')} tokens"
 
 
-def _findings(result: StudyResult) -> Iterator[Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Finding]:
     for row in result.rows("crossings"):
         name = row["of"]
         few, _ = _ends(result, name)
@@ -179,7 +164,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
         assert first is not None
         assert second is not None
-        yield Finding(
+        yield study.Finding(
             f"Inner products of {name}: with {few['k']} tokens kept, the cosine is "
             f"{interval(first, '{:.2f}')} with the transposed matrix and "
             f"{interval(second, '{:.2f}')} with the pseudo-inverse; the curves "
@@ -189,21 +174,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )
 
 
-def points(result: StudyResult, table: str, *lines: str) -> Iterator[Row]:
-    """Points of cosines over k, a panel per set of vectors."""
-    for row in result.rows(table):
-        if row["inverse"] in lines:
-            ends = {key: row[key] for key in ("low", "high", "rows")}
-            yield {
-                "x": row["k"],
-                "y": row["value"],
-                "line": row["inverse"],
-                "panel": row["of"],
-                **ends,
-            }
-
-
-SECTION = Section(
+SECTION = study.Section(
     "kept",
     "How few tokens can stand for a vector?",
     _run,
@@ -214,37 +185,30 @@ SECTION = Section(
     short="Tokens kept",
     help="transposed matrix or pseudo-inverse",
     findings=_findings,
-    claims=(
-        Claim(
-            "The transposed output matrix is better for few tokens, the pseudo-inverse for many.",
-            _claim,
-        ),
-    ),
-    figures=(
-        Figure(
+    shows=(
+        _claim,
+        study.Figure(
             "kept",
             "Inner products with k tokens kept",
             "Cosine of the inner products of all pairs of vectors with those of their readings; 1 "
             "is perfect.",
-            lambda result: points(result, "kept", *INVERSES),
-            x=Axis("tokens kept", "log"),
-            y=Axis("cosine"),
+            points("kept", x="k", line="{inverse}", panel="{of}", inverse=set(INVERSES)),
+            x=study.Axis("tokens kept", "log"),
+            y=study.Axis("cosine"),
             lines=LINES,
             unit="vectors",
             size=(3.6, 3.6),
             sample="bands: 95 %, over vectors; of states, over documents",
         ),
-    ),
-    tables=(
-        Table(
+        study.Table(
             "crossings-table",
             "Tokens kept at which the pseudo-inverse becomes better",
-            lambda result: result.rows("crossings"),
+            pick("crossings"),
             (
-                Column("of", "vectors"),
+                study.Column("of", "vectors"),
                 estimate("value", "tokens", "{:,.0f}"),
-                Column("crosses", "sets without one group that cross (%)", "{:.0f}", 100),
-                Column("rows", form="{:,.0f}"),
+                study.Column("crosses", "sets without one group that cross (%)", "{:.0f}", 100),
+                study.Column("rows", form="{:,.0f}"),
             ),
             terminal=True,
         ),
