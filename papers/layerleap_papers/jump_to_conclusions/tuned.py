@@ -20,7 +20,10 @@ def run(context: ShortcutContext) -> study.Tables:
     """How training went, and the scores of the trained lens on held-out text."""
     trained = context.trained
     return {
-        "tuned": [{**row, **trained.stopping} for row in _named(summary(trained.progress))],
+        "tuned": sorted(
+            ({**row, **trained.stopping} for row in _named(summary(trained.progress))),
+            key=lambda row: (row["layer"], row["start"]),
+        ),
         "tuned_progress": _named(trained.progress),
         "tuned_scores": [
             row

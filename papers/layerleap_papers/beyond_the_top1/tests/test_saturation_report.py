@@ -102,7 +102,7 @@ def test_the_twin_is_drawn_beside_the_model():
         "This model",
         "Untrained twin",
     }
-    assert any(row["y"].startswith("untrained twin, id") for row in figure("tau"))
+    assert any(row["y"].startswith("untrained twin, logit") for row in figure("tau"))
 
 
 def test_the_last_layer_of_the_histogram_is_muted_and_named():

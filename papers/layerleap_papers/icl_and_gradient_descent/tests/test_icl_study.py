@@ -375,7 +375,7 @@ def test_layers_are_read_with_the_head_that_training_has_changed(tmp_path):
     }
     cell = conditions.measure(context, "reverse", 0)
     for way in chosen.ways:
-        tops, own = cell[f"tops/id/{way}"][:, -1], cell[f"prediction/{way}"]
+        tops, own = cell[f"tops/logit/{way}"][:, -1], cell[f"prediction/{way}"]
         assert torch.equal(tops, own[: len(tops)])
         assert not torch.equal(own, cell["prediction/zero-shot"])
 
@@ -535,7 +535,7 @@ def test_layer_causal_losses_can_be_read_through_a_bank():
         ({"seeds": 0}, "seeds is 0"),
         ({"most": 2}, "most is 2; expected at least the 4"),
         ({"rates": (0.0,)}, "rates are"),
-        ({"lenses": ("linear",)}, "lenses lack id"),
+        ({"lenses": ("linear",)}, "lenses lack logit"),
         ({"lenses": ("logit", "max")}, "lenses is 'max'"),
         ({"tokens": "some"}, "tokens is 'some'"),
         ({"tuned": "folder"}, "a tuned bank was given, but lenses are"),
@@ -557,7 +557,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):
 
 def test_a_quick_run_is_small():
     quick = IclSettings().scaled_down()
-    assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
+    assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("logit",))
     assert quick.demonstrations <= 8
     assert quick.queries <= 30
     assert quick.rates == (0.0003, 0.001, 0.003)
