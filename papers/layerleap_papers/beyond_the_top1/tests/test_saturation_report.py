@@ -78,8 +78,8 @@ def test_claims_findings_and_notes_are_on_the_page():
 
 
 def test_the_lenses_and_what_the_model_reads_are_explained():
-    assert "id, the logit lens" in words_of(standard())
-    assert "mat, the linear shortcut" in words_of(standard())
+    assert "the logit lens" in words_of(standard())
+    assert "the linear shortcut" in words_of(standard())
     sees = replace(made(), model={**made().model, "reads": "images"})
     assert "Ranks are those of the 61 classes" in words_of(report_html(sees))
     hears = replace(made(), model={**made().model, "reads": "sound"})
@@ -102,7 +102,7 @@ def test_the_twin_is_drawn_beside_the_model():
         "This model",
         "Untrained twin",
     }
-    assert any(row["y"].startswith("untrained twin, id") for row in figure("tau"))
+    assert any(row["y"].startswith("untrained twin, logit") for row in figure("tau"))
 
 
 def test_the_last_layer_of_the_histogram_is_muted_and_named():

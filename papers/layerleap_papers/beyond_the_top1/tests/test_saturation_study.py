@@ -171,8 +171,8 @@ def test_what_too_few_rows_do_not_allow_is_noted_and_not_made(tmp_path):
     assert not result.rows("tau")
     assert result.rows("places")  # where ranks saturate can be said of any number of rows
     notes = " ".join(result.notes)
-    assert "Order of saturation through id: left out" in notes
-    assert "Order of saturation through id in the untrained twin: left out" in notes
+    assert "Order of saturation through logit: left out" in notes
+    assert "Order of saturation through logit in the untrained twin: left out" in notes
     answers = {row["claim"]: row["agrees"] for row in result.claims}
     assert answers[PROBE_CLAIM] == "not tested"
 
@@ -183,14 +183,14 @@ def test_one_lens_that_cannot_be_made_is_noted_and_the_other_shown(tmp_path, mon
 
     def score_one(run, lens):
         if lens == "logit":
-            raise BadText("id has none")
+            raise BadText("logit has none")
         return real(run, lens)
 
     monkeypatch.setattr(probe, "_score", score_one)
     result = STUDY(llama(), few, sections=["probe"])
     assert not result.failed
     assert {row["lens"] for row in result.rows("probe")} == {"linear"}
-    assert "The task probe through id: left out. Id has none." in result.notes
+    assert "The task probe through logit: left out. Logit has none." in result.notes
 
 
 @pytest.mark.parametrize("error", [CannotFetch("scipy is not installed"), BadSettings("no")])

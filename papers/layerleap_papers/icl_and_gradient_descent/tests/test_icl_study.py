@@ -374,7 +374,7 @@ def test_layers_are_read_with_the_head_that_training_has_changed(tmp_path):
     }
     cell = conditions.measure(context, "reverse", 0)
     for way in chosen.ways:
-        tops, own = cell[f"tops/id/{way}"][:, -1], cell[f"prediction/{way}"]
+        tops, own = cell[f"tops/logit/{way}"][:, -1], cell[f"prediction/{way}"]
         assert torch.equal(tops, own[: len(tops)])
         assert not torch.equal(own, cell["prediction/zero-shot"])
 
@@ -534,7 +534,7 @@ def test_layer_causal_losses_can_be_read_through_a_bank():
         ({"seeds": 0}, "seeds is 0"),
         ({"most": 2}, "most is 2; expected at least the 4"),
         ({"rates": (0.0,)}, "rates are"),
-        ({"lenses": ("linear",)}, "lenses lack id"),
+        ({"lenses": ("linear",)}, "lenses lack logit"),
         ({"lenses": ("logit", "max")}, "lenses is 'max'"),
         ({"tokens": "some"}, "tokens is 'some'"),
         ({"tuned": "folder"}, "a tuned bank was given, but lenses are"),
