@@ -99,11 +99,36 @@ SHARED = ("brief", "errors", "extras", "files", "memory", "progress")
 
 
 def is_public(module: str, attribute: str) -> bool:
-    """Is a name in the `__all__` of its package, or in a module that all stages share?"""
+    """Is a name in the `__all__` of its package, or in a module that all stages share?
+
+    A package that lists its public names may be imported itself.
+    """
     loaded = importlib.import_module(module)
+    if is_namespace(module, attribute):
+        return True
     if module in {f"layerleap.{each}" for each in SHARED}:
         return not attribute.startswith("_")
     return attribute in getattr(loaded, "__all__", ())
+
+
+def is_namespace(module: str, attribute: str) -> bool:
+    """Is a name a package of the library that lists its public names?"""
+    return (ROOT.parent / module.replace(".", "/") / attribute / "__init__.pyi").is_file()
+
+
+@pytest.mark.parametrize("file", PAPER_FILES, ids=lambda file: file.relative_to(PAPERS).as_posix())
+def test_papers_use_public_names_of_packages_only(file):
+    tree = ast.parse(file.read_text())
+    packages = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("layerleap")
+        for alias in node.names
+        if is_namespace(node.module, alias.name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in packages:
+            assert is_public(packages[node.value.id], node.attr), f"{node.value.id}.{node.attr}"
 
 
 @pytest.mark.parametrize("file", PAPER_FILES, ids=lambda file: file.relative_to(PAPERS).as_posix())

@@ -15,8 +15,7 @@
     ll.stitch(model, 3, other, 3)                      first blocks of one model, last of another
     ll.finetune(model, "news", how="layer-causal")     every block learns by its own loss
 
-Namespaces: `ll.exits`, `ll.edits`, `ll.learning`, `ll.studies`, `ll.stats`, `ll.tasks`, `ll.zoo`,
-and `ll.study`, of which studies are made.
+Namespaces: `ll.exits`, `ll.edits`, `ll.learning`, `ll.studies`, `ll.stats`, `ll.tasks`, `ll.zoo`.
 Every name is loaded when it is first used, so that `layerleap --help` does not wait for torch.
 
 The package is one pipeline; a stage imports only from stages to its left:

@@ -1,4 +1,4 @@
-from . import stats as stats, study as study, zoo as zoo
+from . import stats as stats, zoo as zoo
 from .act import edits as edits, exits as exits, learning as learning
 from .act.debug.effect import Effect as Effect, effect as effect
 from .act.decode.decoder import Decoder as Decoder, decoder as decoder

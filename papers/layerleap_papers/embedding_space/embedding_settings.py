@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from layerleap import ShortcutBank, Transformer
-from layerleap.errors import ModelRefused
+from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps import check_solving
 from layerleap.stream import DENSEST_MASKS, modality
 from layerleap.study import FitSettings, option
@@ -43,7 +43,6 @@ class EmbeddingSettings(FitSettings):
     vectors: int | None = option(
         None,
         "Neurons, and columns of attention, compared per layer at most; all by default.",
-        least=2,
         quick=128,
     )
     fold: bool = option(
@@ -55,6 +54,11 @@ class EmbeddingSettings(FitSettings):
     control_vectors: int = option(
         256, "Neurons compared per layer of the untrained twin, at most.", least=2, quick=64
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vectors is not None and self.vectors < 2:
+            raise BadSettings(f"vectors is {self.vectors}; expected 2 or more, to shuffle pairs")
 
     def resolved(self, model: Transformer) -> Self:
         """Text and positions that suit the model, and top tokens that its vocabulary allows."""
