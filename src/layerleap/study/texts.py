@@ -54,7 +54,7 @@ class TextSettings(Settings):
     def __post_init__(self) -> None:
         check_fields(self)
         texts = (self.text or "generated", *self.other_texts)
-        if "-" in (*texts, self.starts):
+        if "-" in (*texts[self.reads_once :], self.starts):
             raise BadSettings(
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
@@ -73,6 +73,11 @@ class TextSettings(Settings):
         if self.text is None and self.starts is not None:
             return "generated"
         return self.text or default_text(model, (self.n_fit or 0) + (self.n_read or 0))
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether the main text is read only once, so that it may be standard input."""
+        return False
 
     @property
     def other_texts(self) -> tuple[str, ...]:

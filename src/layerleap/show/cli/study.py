@@ -67,10 +67,10 @@ class StudyGroup(TyperGroup):
         return _StudyCommand(cmd_name) if known else None
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Say how to get studies if there are none."""
+        """Say how to get the studies of papers if there are none."""
         super().format_epilog(ctx, formatter)
-        if not studies.names():
-            out.print(f"No study is installed; {studies.INSTALL}", markup=False)
+        if not set(studies.PAPERS) & set(studies.names()):
+            out.print(f"There are more: {studies.INSTALL}", markup=False)
 
 
 class _StudyCommand(TyperCommand):
@@ -139,6 +139,8 @@ def command_of(study: "Study[Any]") -> Any:
             settings = study.settings(**unparsed, **parsed)
             wanted = [] if sections == "none" else parse_words(sections)
             study.chosen(wanted, settings)  # refuses unknown names before the model is loaded
+            if outlook := study.outlook(settings, quick=quick):
+                tell(outlook)
             transformer = loading.load(model)
             _run(study, transformer, settings, out, wanted, quick=quick, json=json)
 
