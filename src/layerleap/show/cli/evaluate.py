@@ -92,8 +92,8 @@ def evaluate(
             banks if len(banks) > 1 else [*banks.values()],
             text,
             sampling,
-            side=side,
-            keep_fitted=keep_fitted or None,  # type: ignore[arg-type]  # checked there
+            side=side,  # type: ignore[arg-type]  # checked there
+            keep_fitted=keep_fitted or None,
             starts=starts,
             n_texts=texts,
             progress=progress,
