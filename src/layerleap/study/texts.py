@@ -54,7 +54,8 @@ class TextSettings(Settings):
     def __post_init__(self) -> None:
         check_fields(self)
         texts = (self.text or "generated", *self.other_texts)
-        if "-" in (*texts[self.reads_once :], self.starts):
+        read_again = texts[1:] if self.reads_once else texts
+        if "-" in (*read_again, self.starts):
             raise BadSettings(
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
