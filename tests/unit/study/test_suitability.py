@@ -278,3 +278,10 @@ def test_it_is_found_where_no_papers_are_installed(monkeypatch):
             studies.find("shortcuts")
     finally:
         studies._installed.cache_clear()
+
+
+def test_the_outlook_says_what_a_run_does_at_full_size_and_quickly():
+    usual, banked = SuitabilitySettings(), SuitabilitySettings(bank="bank")
+    assert STUDY.outlook(usual).startswith("fits maps on 2,000 texts, reads 1,000 others, times 20")
+    assert STUDY.outlook(usual, quick=True).startswith("fits maps on 300 texts, reads 240 others")
+    assert STUDY.outlook(banked).startswith("reads 1,000 others")
