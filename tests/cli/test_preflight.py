@@ -87,7 +87,7 @@ MISTAKES = [
     ("evaluate {model} --bank {bank} --unit page", "'page'"),
     ("evaluate {model} --bank {bank} --positions few", "'few'"),
     ("evaluate {model} --bank {bank} --texts 0", "texts is 0"),
-    ("study suitability {model} --tolerance 2", "tolerance 2.0"),
+    ("study suitability {model} --tolerance 2", "tolerance is 2.0"),
     ("study suitability {model} --text {model}x.txt", "{model}x.txt"),
     ("study suitability {model} --bank {wide}", "layers of 32"),
     ("study suitability {model} --bank {bank} -o {report}", "{report}"),

@@ -73,7 +73,7 @@ def test_a_bank_lets_the_text_come_from_standard_input(place: Path, tmp_path: Pa
     ("more", "message"),
     [
         ((), "about 177 in total"),
-        (("--tolerance", 2), "tolerance 2.0 is out of range"),
+        (("--tolerance", 2), "tolerance is 2.0; expected a share between 0 and 1"),
         (("--text", "-"), "read only once"),
     ],
 )

@@ -45,6 +45,8 @@ CHECKS = {
     "starts": Check(preflight.text),
     "bank": Check(preflight.bank),
     "tuned": Check(preflight.bank),
+    "tolerance": preflight.share("tolerance"),
+    "delta": preflight.share("delta"),
 }
 SHARED = {
     "model": Model,

@@ -45,7 +45,7 @@ class SuitabilitySettings(FitSettings):
         super().__post_init__()
         for name in ("tolerance", "delta"):
             if not 0 < (value := getattr(self, name)) < 1:
-                raise BadSettings(f"{name} {value} is out of range; expected between 0 and 1")
+                raise BadSettings(f"{name} is {value}; expected a share between 0 and 1")
         if self.repeats < 1:
             raise BadSettings(f"repeats is {self.repeats}; expected 1 or more")
         if self.context < 2:
