@@ -53,7 +53,7 @@ def test_the_result_becomes_plain_json_with_all_tables(found):
     assert result.headlines[0] == f"Early exit here: {answer(result)}."
     assert len(result.headlines) > 3
     assert len(result.rows("agreement")) == 2 * (transformer.n_layers + 1)
-    assert [(row["map"], row["rule"]) for row in result.rows("rules", chosen=False)] == [
+    assert [(row["map"], row["rule"]) for row in result.rows("rules")][:4] == [
         ("id", "gap"),
         ("mat", "gap"),
         ("mat", "entropy"),
@@ -103,7 +103,7 @@ def test_frames_have_the_rules_the_plans_and_the_agreement(found):
     transformer, result = found
     rules, plans, agreement = (result.to_pandas(t) for t in ("rules", "plans", "agreement"))
     has_plan = any(row["exits"] for row in result.rows("plans"))
-    assert len(rules) == 4 + has_plan
+    assert len(rules) == len({str(row) for row in rules["words"]}) in (4, 5)
     assert rules["chosen"].sum() == has_plan
     assert len(plans) == len(result.rows("plans"))
     assert len(agreement) == 2 * (transformer.n_layers + 1)
@@ -157,7 +157,8 @@ def test_a_report_has_the_plan_beside_the_bank_that_was_fitted(text, tmp_path):
 
 
 def test_a_plan_to_never_exit_needs_no_bank(found):
-    tables = {**found[1].tables, "rules": found[1].rows("rules", chosen=False)}
+    rules = [{**row, "chosen": False} for row in found[1].rows("rules")]
+    tables = {**found[1].tables, "rules": rules}
     never = STUDY.conclude(replace(found[1], tables=tables, findings=[]))
     assert plan_of(never) == ll.exits.ExitPlan(None, (), None)
     assert "never exit" in never.headlines[1]

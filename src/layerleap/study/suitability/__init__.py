@@ -15,6 +15,7 @@ from layerleap.study.suitability import measured, plans
 from layerleap.study.suitability.context import SuitabilityContext
 from layerleap.study.suitability.plan import answer_of, plan_of
 from layerleap.study.suitability.settings import SuitabilitySettings
+from layerleap.study.tables import percent
 
 __all__ = ["STUDY", "SuitabilitySettings", "answer_of", "plan_of"]
 
@@ -28,11 +29,11 @@ def _about(result: StudyResult) -> Iterator[str]:
         "as when to stop."
     )
     yield (
-        f"Thresholds are set such that, with confidence {1 - delta:g}, at most {tolerance:.1%} of "
-        "answers differ from the full model's. Held-out documents are split: a third trains "
-        "learned rules and chooses the plan, and rows of the others calibrate its threshold and "
-        "verify it. None was fitted on. Whether a plan saves time is decided by the whole 95 % "
-        "interval of its time on this machine."
+        f"Thresholds are set such that, with confidence {1 - delta:g}, at most "
+        f"{percent(tolerance)} of answers differ from the full model's. Held-out documents are "
+        "split: a third trains learned rules and chooses the plan, and rows of the others "
+        "calibrate its threshold and verify it. None was fitted on. Whether a plan saves time is "
+        "decided by the whole 95 % interval of its time on this machine."
     )
 
 

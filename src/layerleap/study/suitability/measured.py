@@ -56,7 +56,7 @@ TIMES = Section(
             (
                 Column("part"),
                 Column("seconds", "time (ms)", "{:.3g}", 1000),
-                Column("flops", "FLOPs (millions)", "{:,.2f}", 1e-6),
+                Column("flops", "FLOPs (millions)", "{:,.3g}", 1e-6),
             ),
         ),
     ),

@@ -19,13 +19,18 @@ def run(context: SuitabilityContext) -> Tables:
     plans = candidates.all_candidates(context.model.n_layers)
     runs = candidates.dry_run(plans, rows, prices, s.tolerance, context.progress)
     best = candidates.fastest(plans, runs)
-    tested = [*candidates.checked_everywhere(plans), *([] if best is None else [best])]
-    rules = [candidates.outcome(plan, rows, prices, s.tolerance, s.delta) for plan in tested]
-    for number, row in enumerate(rules):
-        row["chosen"] = best is not None and number == len(rules) - 1
-    answer = answer_of(None if best is None else rules[-1])
+    tested = candidates.checked_everywhere(plans)
+    tested += [] if best is None or best in tested else [best]
+    rules = [
+        {
+            **candidates.outcome(plan, rows, prices, s.tolerance, s.delta),
+            "chosen": plan == best,
+        }
+        for plan in tested
+    ]
+    chosen = next((row for row in rules if row["chosen"]), None)
     return {
-        "verdict": [{"answer": answer, "bank": s.bank_name}],
+        "verdict": [{"answer": answer_of(chosen), "bank": s.bank_name}],
         "rules": rules,
         "plans": runs,
         "ceilings": candidates.ceilings(context.evidence, prices.timing),

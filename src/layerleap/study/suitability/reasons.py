@@ -156,10 +156,12 @@ def agreement(result: StudyResult) -> Iterator[str]:
         middle, first = rows[n_layers // 2], lasting([row["value"] for row in rows], target)
         is_early = first is not None and first < n_layers
         where = f"from layer {first} on" if is_early else "only at the last layer"
+        ends = middle["low"], middle["high"]
+        interval = "" if None in ends else f" (95 % interval {' to '.join(map(_percent, ends))})"
         yield (
             f"Through {name}, {_percent(middle['value'])} of answers can be read at layer "
-            f"{middle['layer']} of {n_layers}{_interval(middle, 2)}; at least {_percent(target)} "
-            f"{where} ({_size(middle)})."
+            f"{middle['layer']} of {n_layers}{interval}; at least {_percent(target)} {where} "
+            f"({_size(middle)})."
         )
 
 
@@ -167,7 +169,7 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-def _interval(row: Row, digits: int, before: str = "") -> str:
+def _interval(row: Row, digits: int, before: str) -> str:
     low, high = row[f"{before}low"], row[f"{before}high"]
     return "" if low is None or high is None else f" ({low:.{digits}f} to {high:.{digits}f})"
 
