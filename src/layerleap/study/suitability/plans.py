@@ -81,7 +81,7 @@ FIGURES = (
         "and pays for no check: no rule can do better through the same map.",
         _times,
         "dots",
-        x=Axis("time of an answer, relative to the full model"),
+        x=Axis("time of an answer, relative to the full model", "times"),
         y=Axis("", "category"),
         lines=RULE_LINES,
         marks=lambda _: [Mark("x", 1.0, FULL)],
