@@ -33,7 +33,6 @@ EXCEPTIONS = {
     ("lens/vocabulary/weights.py", "layerleap.show.html"),
     ("act/decode/generate.py", "layerleap.show.html"),
     ("act/debug/effect.py", "layerleap.show.html"),
-    ("study/suitability/result.py", "layerleap.show.html"),
     ("study/result.py", "layerleap.show.report.report"),  # result.report(folder)
 }
 

@@ -46,7 +46,7 @@ texts: list[ll.Generation] = ll.generate(model, ["Hello", "Goodbye"], edits=["L2
 layers: list[ll.Readings] = ll.read(model, [chat, chat])
 text = ll.generate(model, chat, edits=[ll.edits.ZeroNeuron(1, 1)])
 result: ll.StudyResult = ll.studies.saturation(model, quick=True)
-answer: ll.Suitability = ll.suitability(model)
+answer: ll.StudyResult = ll.studies.suitability(model)
 """
     assert checked(tmp_path, right) == ""
     wrong = right + 'bank = ll.load("smollm2")\nll.read(model, "Hello", banks=bank)\nll.reed\n'

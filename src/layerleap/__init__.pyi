@@ -30,8 +30,6 @@ from .stream.documents import iter_documents as iter_documents
 from .stream.sampling import Sampling as Sampling
 from .study import studies as studies
 from .study.result import StudyResult as StudyResult
-from .study.suitability.result import Suitability as Suitability
-from .study.suitability.study import suitability as suitability
 
 __version__: str
 STAGES: tuple[str, ...]

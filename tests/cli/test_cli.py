@@ -531,7 +531,7 @@ def test_states_that_are_not_numbers_are_refused(tmp_path: Path, text: Path) -> 
         ("evaluate",),
         ("read",),
         ("saturation",),
-        ("suitability",),
+        ("study", "suitability"),
         ("merge",),
         ("models",),
         ("study", "shortcuts"),

@@ -103,17 +103,17 @@ def assert_exits(transformer, bank, source):
 
 @pytest.mark.parametrize("name", ["bert_text", "llama_text", "distilbert_token"])
 def test_suitability_of_a_text_classifier_runs_whole_texts(name, documents):
-    result = ll.suitability(
+    result = ll.studies.suitability(
         classifier(name), text=documents, n_fit=150, n_read=120, tolerance=0.3, context=8, repeats=3
     )
-    assert result.answer in ("worth it", "not worth it", "cannot tell")
-    assert result.timing.mode == "whole"
+    assert result.tables["verdict"][0]["answer"] in ("worth it", "not worth it", "cannot tell")
+    assert result.tables["timing"][0]["mode"] == "whole"
 
 
 @pytest.mark.parametrize("name", ["vit", "beit", "dinov2_patches"])
 def test_suitability_of_an_image_classifier_pays_for_every_state_that_is_mapped(name, tmp_path):
     transformer = seeing(name)
-    result = ll.suitability(
+    result = ll.studies.suitability(
         transformer,
         text=str(sets(tmp_path, n=260)),
         n_fit=150,
@@ -121,10 +121,11 @@ def test_suitability_of_an_image_classifier_pays_for_every_state_that_is_mapped(
         tolerance=0.3,
         repeats=3,
     )
-    assert result.answer in ("worth it", "not worth it", "cannot tell")
-    assert result.timing.context == result.costs["linear"].context == 17
+    assert result.tables["verdict"][0]["answer"] in ("worth it", "not worth it", "cannot tell")
+    cost = result.row("costs", map="linear")
+    assert result.tables["timing"][0]["context"] == cost["context"] == 17
     states = 17 if transformer.row_kind == "sequence" else 1
-    assert result.costs["linear"].maps[0] == states * 2 * transformer.d_model**2
+    assert cost["maps"][0] == states * 2 * transformer.d_model**2
 
 
 def test_averaging_states_and_mapping_them_commute():

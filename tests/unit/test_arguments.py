@@ -129,7 +129,7 @@ def test_a_mistyped_option_of_a_verb_brings_the_one_that_was_meant():
         (ll.tune, "max_state", "max_states"),
         (ll.finetune, "learning_rates", "learning_rate"),
         (ll.read, "top", "top_k"),
-        (ll.suitability, "tolerence", "tolerance"),
+        (ll.studies.suitability, "tolerence", "tolerance"),
         (ll.exits.evidence, "n_text", "n_texts"),
     ):
         with pytest.raises(BadSettings, match=f"'{wrong}'.*did you mean '{meant}'") as caught:

@@ -18,7 +18,7 @@ from tiny_models import sentences, tiny
 
 NAMESPACES = ("edits", "exits", "learning", "stats", "studies", "tasks", "zoo")
 CLASSES = ("Evaluation", "Generation", "Lens", "Readings", "ShortcutBank", "StudyResult")
-CLASSES += ("Suitability", "Transformer")
+CLASSES += ("Transformer",)
 # Made by layerleap and given back to the caller, who types none of their fields.
 RESULTS = {*CLASSES, "exits.Calibrated", "exits.Timing", "zoo.Entry"} - {"Lens", "ShortcutBank"}
 
@@ -39,7 +39,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "Decoder": lambda: (bank(),),
     "decoder": lambda: (bank(),),
     "Sampling": tuple,
-    "Suitability.to_pandas": lambda: (object.__new__(ll.Suitability),),
     "Transformer.wrap": lambda: (model().model,),
     "check": lambda: (model().model,),
     "diff": lambda: (model(), model()),

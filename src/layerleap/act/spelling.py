@@ -147,7 +147,7 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not {"rule", "layers", "bank"} <= data.keys():
         raise BadArtifact(
             f"{path} is not an exit plan: expected the keys rule, layers and bank, as written by "
-            "`layerleap suitability --plan`"
+            "`layerleap study suitability`"
         )
     return data
 

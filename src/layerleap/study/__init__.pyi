@@ -1,4 +1,4 @@
-from . import exits as exits, studies as studies
+from . import exits as exits, studies as studies, suitability as suitability
 from .claims import (
     LEVEL as LEVEL,
     Answer as Answer,

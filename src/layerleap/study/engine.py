@@ -19,7 +19,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, Generic, Self, TypeVar
 
 import layerleap
-from layerleap.errors import BadSettings, BadText, CannotWrite, LayerleapError, WrongModel
+from layerleap.errors import (
+    BadSettings,
+    BadText,
+    CannotWrite,
+    LayerleapError,
+    UnknownArgument,
+    WrongModel,
+    did_you_mean,
+)
 from layerleap.files import whole_file
 from layerleap.memory import give_back, peak_memory
 from layerleap.models.identity import caveats
@@ -49,6 +57,10 @@ def option(default: Any, help: str, **more: Any) -> Any:
 @dataclass(frozen=True)
 class Settings:
     """Base of the settings of a study: plain values, checked in `__post_init__`."""
+
+    def outlook(self) -> str:
+        """What a run will do, in a few words, told before the model is loaded; may be empty."""
+        return ""
 
     def __post_init__(self) -> None:
         for name, least in self._told("least"):
@@ -334,6 +346,10 @@ class Study(Generic[S]):
                 names += by_key[key].needs
         return [section for key, section in by_key.items() if key in names]
 
+    def outlook(self, settings: S, *, quick: bool = False) -> str:
+        """What a run with these settings will do, if the study says so."""
+        return (_quick(settings) if quick else settings).outlook()
+
     def conclude(self, result: StudyResult) -> StudyResult:
         """The result with the findings and claims that follow from its tables."""
         result.findings.clear()
@@ -362,8 +378,9 @@ class Study(Generic[S]):
     def _settings(self, settings: S | None, quick: bool, changes: Mapping[str, Any]) -> S:
         known = [each.name for each in fields(self.settings)]
         if unknown := sorted(set(changes) - set(known)):
-            raise BadSettings(
-                f"study {self.name!r} has no setting {unknown[0]!r}; choose from {', '.join(known)}"
+            raise UnknownArgument(
+                f"study {self.name!r} has no setting {unknown[0]!r}; choose from "
+                f"{', '.join(known)}{did_you_mean(unknown[0], known)}"
             )
         settings = replace(settings or self.settings(), **changes)
         return _quick(settings) if quick else settings

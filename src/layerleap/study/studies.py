@@ -1,8 +1,8 @@
 """The studies, by name: `ll.studies`.
 
-In: a name. Out: the study, imported when it is first used. A distribution adds its studies through
-the entry point group `layerleap.studies`, as `layerleap-papers` does; from a script or a notebook,
-call `register`.
+In: a name. Out: the study, imported when it is first used. `BUILT_IN` lists those of the library. A
+distribution adds its studies through the entry point group `layerleap.studies`, as
+`layerleap-papers` does; from a script or a notebook, call `register`.
 """
 
 import ast
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["find", "names", "register", "summary"]
 
 GROUP = "layerleap.studies"
+BUILT_IN = {"suitability": "layerleap.study.suitability:STUDY"}
 PAPERS = ("shortcuts", "saturation", "embedding", "sparsity", "stitching", "icl")
 INSTALL = "the studies of papers are installed with: pip install 'layerleap[papers]'"
 _ADDED: dict[str, "Study[Any]"] = {}
@@ -27,10 +28,11 @@ _ADDED: dict[str, "Study[Any]"] = {}
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Entry points of studies; those of papers first, in the order of the papers."""
+    """Entry points of studies: those of papers in their order, others, and the library's own."""
     order = {name: number for number, name in enumerate(PAPERS)}
     installed = sorted(entry_points(group=GROUP), key=lambda each: order.get(each.name, len(order)))
-    return {each.name: each for each in installed}
+    own = [EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()]
+    return {each.name: each for each in (*installed, *own)}
 
 
 def names() -> list[str]:
@@ -56,10 +58,8 @@ def find(name: str) -> "Study[Any]":
     if name in _ADDED:
         return _ADDED[name]
     if name not in _installed():
-        known = f"; choose from {', '.join(names())}" if names() else ""
-        if name in PAPERS or not known:
-            raise BadSettings(f"no study is called {name!r}{known}; {INSTALL}")
-        raise BadSettings(f"no study is called {name!r}{known}")
+        more = f"; {INSTALL}" if name in PAPERS else ""
+        raise BadSettings(f"no study is called {name!r}; choose from {', '.join(names())}{more}")
     study: Study[Any] = _installed()[name].load()
     return study
 

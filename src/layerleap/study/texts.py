@@ -55,7 +55,8 @@ class TextSettings(Settings):
         check_fields(self)
         super().__post_init__()
         texts = (self.text or "generated", *self.other_texts)
-        if "-" in (*texts, self.starts):
+        read_again = texts[1:] if self.reads_once else texts
+        if "-" in (*read_again, self.starts):
             raise BadSettings(
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
@@ -74,6 +75,11 @@ class TextSettings(Settings):
         if self.text is None and self.starts is not None:
             return "generated"
         return self.text or default_text(model, (self.n_fit or 0) + (self.n_read or 0))
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether the main text is read only once, so that it may be standard input."""
+        return False
 
     @property
     def other_texts(self) -> tuple[str, ...]:

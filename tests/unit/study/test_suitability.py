@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ from intervals import require_inside
 from layerleap.act.exits.cost import measure_cost
 from layerleap.errors import BadSettings, CannotFetch, WrongModel
 from layerleap.models.transformer import Transformer
-from layerleap.show.cli.suitability_table import suitability_table
-from layerleap.show.html.suitability import suitability_html
-from layerleap.study.suitability import study as module
-from layerleap.study.suitability.settings import SuitabilitySettings
-from layerleap.study.suitability.study import suitability
+from layerleap.show.cli.tables import terminal_table
+from layerleap.study import studies
+from layerleap.study.fits import FitContext
+from layerleap.study.suitability import STUDY, SuitabilitySettings, plan_of
 from pages import Page
 from tiny_models import sentences, tiny, tokenizer
+
+suitability = STUDY
 
 
 @pytest.fixture(scope="module")
@@ -39,73 +41,87 @@ def found(request, text):
     return transformer, suitability(transformer, asked)
 
 
+def answer(result):
+    return result.tables["verdict"][0]["answer"]
+
+
 def test_the_result_becomes_plain_json_with_all_tables(found):
     transformer, result = found
     plain = result.to_dict()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert plain["answer"] == result.answer in ("worth it", "not worth it", "cannot tell")
-    assert plain["reasons"] == result.reasons
-    assert len(plain["agreement"]) == 2 * (transformer.n_layers + 1)
-    assert [(row["map"], row["rule"]) for row in plain["rules"]] == [
-        ("id", "gap"),
-        ("mat", "gap"),
-        ("mat", "entropy"),
-        ("mat", "learned"),
+    assert answer(result) in ("worth it", "not worth it", "cannot tell")
+    assert result.headlines[0] == f"Early exit here: {answer(result)}."
+    assert len(result.headlines) > 3
+    assert len(result.rows("agreement")) == 2 * (transformer.n_layers + 1)
+    assert [(row["map"], row["rule"]) for row in result.rows("rules")][:4] == [
+        ("logit", "gap"),
+        ("linear", "gap"),
+        ("linear", "entropy"),
+        ("linear", "learned"),
     ]
-    assert {row["map"] for row in plain["ceilings"]} == {"id", "mat"}
-    assert result.timing.context == result.costs["mat"].context == 8
+    assert {row["map"] for row in result.rows("ceilings")} == {"logit", "linear"}
+    assert result.rows("timing")[0]["context"] == result.row("costs", map="linear")["context"] == 8
 
 
 def test_the_last_layer_agrees_and_no_ceiling_is_above_all_layers_but_one(found):
     transformer, result = found
-    assert [own[transformer.n_layers].value for own in result.agreement.values()] == [1, 1]
-    assert all(0 <= row.saved.value <= transformer.n_layers - 1 for row in result.ceilings)
+    last = transformer.n_layers
+    assert [row["value"] for row in result.rows("agreement", layer=last)] == [1, 1]
+    assert all(0 <= row["saved"] <= last - 1 for row in result.rows("ceilings"))
 
 
 def test_a_text_run_whole_pays_its_blocks_for_every_token(found):
     transformer, result = found
     per_token = measure_cost(transformer, tokens=8).blocks[0]
     times = 8 if transformer.kind == "masked-token" else 1
-    assert result.costs["id"].blocks[0] == pytest.approx(times * per_token)
-    assert result.timing.mode == ("whole" if times == 8 else "cached")
+    assert result.row("costs", map="logit")["blocks"][0] == pytest.approx(times * per_token)
+    assert result.rows("timing")[0]["mode"] == ("whole" if times == 8 else "cached")
 
 
 def test_documents_fitted_on_are_not_read(found):
     _, result = found
     fitted, read = (next(d for d in result.data if d["role"] == r) for r in ("fit", "read"))
     assert fitted["documents"] + read["documents"] <= 200
-    assert result.splits["calibrate"]["rows"] + result.splits["verify"]["rows"] < read["rows"]
+    used = {row["part"]: row["rows"] for row in result.rows("splits")}
+    assert used["calibrate"] + used["verify"] < read["rows"]
 
 
-def test_the_terminal_shows_answer_and_reasons_within_80_columns(found):
-    _, result = found
+def test_the_terminal_shows_all_rules_and_layers_within_80_columns(found):
+    transformer, result = found
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(suitability_table(result))
+    tables = [t for s in STUDY.sections for t in s.tables if t.terminal]
+    for table in tables:
+        console.print(terminal_table(table, result))
     shown = console.export_text()
-    assert f"early exit here: {result.answer}" in shown
     assert "learned" in shown
+    heads = [line.split()[0] for line in shown.splitlines() if line.strip()]
+    assert all(str(layer) in heads for layer in range(transformer.n_layers + 1))
     assert all(len(line) <= 80 for line in shown.splitlines())
-    flat = " ".join(shown.split())
-    assert all(reason in flat for reason in result.reasons)
 
 
 def test_frames_have_the_rules_the_plans_and_the_agreement(found):
     transformer, result = found
     rules, plans, agreement = (result.to_pandas(t) for t in ("rules", "plans", "agreement"))
-    assert len(rules) == len(result.rules) + (result.chosen is not None)
-    assert rules["chosen"].sum() == (result.chosen is not None)
-    assert len(plans) == len(result.plans)
+    has_plan = any(row["exits"] for row in result.rows("plans"))
+    assert len(rules) == len({str(row) for row in rules["words"]}) in (4, 5)
+    assert rules["chosen"].sum() == has_plan
+    assert len(plans) == len(result.rows("plans"))
     assert len(agreement) == 2 * (transformer.n_layers + 1)
 
 
-def test_a_notebook_shows_answer_reasons_and_tables(found):
+def test_a_notebook_shows_the_answer_and_a_page_has_the_tables(found, tmp_path):
     _, result = found
-    page = Page(suitability_html(result))
-    assert result._repr_html_() == suitability_html(result)
-    assert page.all("script") == []
-    assert f"Early exit in {result.model['name']}: {result.answer}" in page.text
-    assert all(reason in page.text for reason in result.reasons)
-    assert len(page.all("table")) == 2
+    shown = Page(result._repr_html_())
+    assert shown.all("script") == []
+    page = Page(result.report(tmp_path).read_text(encoding="utf8"))
+    for each in (shown, page):
+        assert f"Early exit here: {answer(result)}." in each.text
+        assert all(reason in each.text for reason in result.headlines)
+    for section in STUDY.sections:
+        for table in section.tables:
+            assert table.caption in page.text
+        for figure in section.figures:
+            assert figure.title in page.text
 
 
 def test_a_plan_names_its_bank_and_decodes_with_it(text, tmp_path):
@@ -113,26 +129,39 @@ def test_a_plan_names_its_bank_and_decodes_with_it(text, tmp_path):
     ll.fit(transformer, text, n_texts=200).save_pretrained(tmp_path / "bank")
     asked = {"text": text, "tolerance": 0.6, "context": 8}
     result = suitability(transformer, bank=tmp_path / "bank", **asked)
-    chosen = result.chosen
-    assert chosen is not None
-    assert chosen.exits
-    assert chosen.candidate.map == "mat"
-    result.save_plan(tmp_path / "plan.json")
-    plan = ll.exits.ExitPlan.load(tmp_path / "plan.json")
-    assert plan.rule.to_dict() == chosen.calibrated.rule.to_dict()
-    assert (plan.layers, plan.bank) == (chosen.candidate.layers, str(tmp_path / "bank"))
-    generation = ll.generate(transformer, "the cat sat", plan=tmp_path / "plan.json")
+    chosen = result.row("rules", chosen=True)
+    assert chosen["exits"]
+    assert chosen["map"] == "linear"
+    result.report(tmp_path / "report")
+    plan = ll.exits.ExitPlan.load(tmp_path / "report" / "plan.json")
+    assert plan.to_dict() == plan_of(result).to_dict()
+    assert plan.rule.to_dict() == chosen["calibrated"]["rule"]
+    assert (plan.layers, plan.bank) == (tuple(chosen["layers"]), str(tmp_path / "bank"))
+    assert not (tmp_path / "report" / "bank").exists()
+    generation = ll.generate(transformer, "the cat sat", plan=tmp_path / "report" / "plan.json")
     assert set(generation.exit_layers) <= {*plan.layers, transformer.n_layers}
-    unnamed = replace(result, bank_name=None)
+
+
+def test_a_report_has_the_plan_beside_the_bank_that_was_fitted(text, tmp_path):
+    transformer = tiny("llama")
+    result = suitability(transformer, text=text, n_fit=200, tolerance=0.6, context=8)
+    result.report(tmp_path / "report")
+    plan = ll.exits.ExitPlan.load(tmp_path / "report" / "plan.json")
+    assert plan.to_dict() == plan_of(result, bank=tmp_path / "report" / "bank").to_dict()
+    assert plan.rule is not None
+    assert ll.generate(transformer, "the cat sat", plan=tmp_path / "report" / "plan.json").text
     with pytest.raises(BadSettings, match="pass bank=folder"):
-        unnamed.save_plan(tmp_path / "other.json")
-    assert unnamed.plan(bank="elsewhere").bank == "elsewhere"
+        plan_of(result)
+    loaded = ll.StudyResult.load(result.save(tmp_path / "study.json"))
+    assert plan_of(loaded, bank="elsewhere").to_dict() == {**plan.to_dict(), "bank": "elsewhere"}
 
 
 def test_a_plan_to_never_exit_needs_no_bank(found):
-    never = replace(found[1], chosen=None, bank_name=None)
-    assert never.plan() == ll.exits.ExitPlan(None, (), None)
-    assert never.answer == "not worth it"
+    rules = [{**row, "chosen": False} for row in found[1].rows("rules")]
+    tables = {**found[1].tables, "rules": rules}
+    never = STUDY.conclude(replace(found[1], tables=tables, findings=[]))
+    assert plan_of(never) == ll.exits.ExitPlan(None, (), None)
+    assert "never exit" in never.headlines[1]
 
 
 def test_a_given_bank_is_used_and_nothing_is_fitted(text):
@@ -165,7 +194,7 @@ def test_too_little_text_is_refused_before_anything_is_fitted(text, monkeypatch)
     def fitted(*_, **__):
         raise AssertionError("a pass was run")
 
-    monkeypatch.setattr(module.FitContext, "fit", fitted)
+    monkeypatch.setattr(FitContext, "fit", fitted)
     with pytest.raises(BadSettings, match="30 held-out rows are too few"):
         suitability(tiny("llama"), text=text, n_read=30)
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
@@ -173,22 +202,26 @@ def test_too_little_text_is_refused_before_anything_is_fitted(text, monkeypatch)
         suitability(tiny("llama"), text=text)
 
 
-def test_an_interrupted_run_resumes_and_cleans_up(text, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(text, tmp_path, monkeypatch):
     transformer = tiny("llama")
-    asked = {"text": text, "tolerance": 0.2, "n_fit": 200, "context": 8, "work": tmp_path}
+    asked = {"text": text, "tolerance": 0.2, "n_fit": 200, "context": 8, "folder": tmp_path}
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.FitContext, "scores", stop)
+        patch.setattr(FitContext, "scores", stop)
         with pytest.raises(KeyboardInterrupt):
             suitability(transformer, **asked)
-    assert list(tmp_path.glob("*/fitted-*"))
+    assert list(tmp_path.glob("fitted-*"))
+    timed = json.loads((tmp_path / "section-times.json").read_text())["tables"]
     phases = []
-    suitability(transformer, progress=lambda phase, *_: phases.append(phase), **asked)
-    assert not any(phase.startswith("fitting") for phase in phases)
-    assert list(tmp_path.iterdir()) == []
+    result = suitability(transformer, progress=lambda phase, *_: phases.append(phase), **asked)
+    assert not any(phase.startswith(("fitting", "timing")) for phase in phases)
+    assert {key: result.tables[key] for key in timed} == timed
+    assert [row["role"] for row in result.data] == ["fit", "read"]
+    again = suitability(transformer, **asked)
+    assert (again.tables, again.headlines) == (result.tables, result.headlines)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +244,7 @@ def test_invalid_settings_are_refused(change):
 
 def test_unsupported_requests_are_refused_before_any_pass():
     llama = tiny("llama")
-    with pytest.raises(BadSettings, match="unexpected keyword"):
+    with pytest.raises(BadSettings, match="no setting 'mood'"):
         suitability(llama, mood=1)
     with pytest.raises(BadSettings, match="read only once"):
         suitability(llama, text="-")
@@ -228,8 +261,28 @@ def test_unsupported_requests_are_refused_before_any_pass():
 def test_two_layers_are_enough(text):
     two = tiny("llama", num_hidden_layers=2)
     result = suitability(two, text=text, tolerance=0.2, n_fit=200, context=8)
-    assert {row.candidate.layers for row in result.rules} == {(1,)}
+    assert {tuple(row["layers"]) for row in result.rows("rules")} == {(1,)}
 
 
 def test_every_estimate_of_a_recommendation_lies_inside_its_interval(found):
     require_inside(found[1].to_dict(), 10)
+
+
+def test_it_is_found_where_no_papers_are_installed(monkeypatch):
+    studies._installed.cache_clear()
+    monkeypatch.setattr(studies, "entry_points", lambda group: EntryPoints())
+    try:
+        assert studies.names() == ["suitability"]
+        assert studies.find("suitability") is STUDY
+        assert studies.summary("suitability").startswith("Is early exit worth it")
+        with pytest.raises(BadSettings, match=r"choose from suitability; .*layerleap\[papers\]"):
+            studies.find("shortcuts")
+    finally:
+        studies._installed.cache_clear()
+
+
+def test_the_outlook_says_what_a_run_does_at_full_size_and_quickly():
+    usual, banked = SuitabilitySettings(), SuitabilitySettings(bank="bank")
+    assert STUDY.outlook(usual).startswith("fits maps on 2,000 texts, reads 1,000 others, times 20")
+    assert STUDY.outlook(usual, quick=True).startswith("fits maps on 300 texts, reads 240 others")
+    assert STUDY.outlook(banked).startswith("reads 1,000 others")

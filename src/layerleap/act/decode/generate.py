@@ -231,7 +231,7 @@ def generate(
 
         ll.generate(model, "Once upon a time")  # what the full model writes, but faster
         ll.generate(model, "Once upon a time", rule=ll.exits.Similarity(0.98))  # early exit
-        ll.generate(model, "Once upon a time", plan="plan.json")  # from `ll.suitability`
+        ll.generate(model, "Once upon a time", plan="report/plan.json")  # of `suitability`
         ll.generate(model, "Once upon a time", edits=["L3.N17=off"])  # edited
         ll.generate(model, [{"role": "user", "content": "Hello"}])  # a chat
         ll.generate(model, ["Once upon a time", "In the beginning"])[1]  # one after the other

@@ -1,6 +1,7 @@
 """Exit plan: a calibrated rule, where to check it, and the bank it reads through, in one JSON file.
 
-In: what `ll.suitability` chose. Out: a file that `ll.generate(plan=...)` and `ll.decoder` accept.
+In: what the study `suitability` chose. Out: a file that `ll.generate(plan=...)` and `ll.decoder`
+accept.
 """
 
 from collections.abc import Mapping

@@ -17,7 +17,6 @@ from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
 from layerleap.show.cli.study import StudyGroup
-from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
 from layerleap.show.cli.training.finetune import finetune_command
 from layerleap.show.cli.training.tune import tune_command
@@ -39,7 +38,7 @@ app = typer.Typer(
       layerleap saturation smollm2 "Once upon a time"      when predictions settle
       layerleap study shortcuts smollm2 --quick -o report  a report on shortcuts
       layerleap study saturation smollm2 --quick -o report a report on saturation
-      layerleap suitability smollm2                        is early exit worth it?
+      layerleap study suitability smollm2                  is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what training changed
@@ -75,7 +74,7 @@ LOOKING = (
     concepts.index,
     concepts.search,
 )
-for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
+for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, generate):
     app.command()(grouped(command))
 app.command()(grouped(align))
 app.command()(grouped(diff))

@@ -57,7 +57,7 @@ def generate(
         typer.Option(
             help="Exit early by a rule instead of decoding exactly: similarity:0.95, "
             "top-probability:0.9, entropy:0.5, patience:3, fixed:20, gap:0.8 or never; or by the "
-            "plan file that `suitability --plan` wrote."
+            "plan.json that `study suitability` wrote."
         ),
         Check(preflight.exit_rule),
     ] = None,

@@ -207,6 +207,20 @@ def choice(noun: str, choices: Any) -> Check:
     return Check(lambda value, _: check_choice(value, choices, noun))
 
 
+def share(noun: str) -> Check:
+    """The number is a share of something: above 0 and below 1."""
+
+    def check(value: str | float, _: Arguments) -> None:
+        try:
+            number = float(value)
+        except ValueError:
+            return  # the parser of options refuses it
+        if not 0 < number < 1:
+            raise BadSettings(f"{noun} is {number}; expected a share between 0 and 1")
+
+    return Check(check)
+
+
 def at_least(noun: str, least: int) -> Check:
     """The number is not below `least`."""
 

@@ -46,6 +46,8 @@ CHECKS = {
     "starts": Check(preflight.text),
     "bank": Check(preflight.bank),
     "tuned": Check(preflight.bank),
+    "tolerance": preflight.share("tolerance"),
+    "delta": preflight.share("delta"),
 }
 SHARED = {
     "model": Model,
@@ -139,6 +141,8 @@ def command_of(study: "Study[Any]") -> Any:
             settings = study.settings(**unparsed, **parsed)
             wanted = [] if sections == "none" else parse_words(sections)
             study.chosen(wanted, settings)  # refuses unknown names before the model is loaded
+            if outlook := study.outlook(settings, quick=quick):
+                tell(outlook)
             transformer = loading.load(model)
             _run(study, transformer, settings, out, wanted, quick=quick, json=json)
 

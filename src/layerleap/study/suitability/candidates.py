@@ -8,12 +8,12 @@ before the calibration rows are used, so its guarantee needs no correction for t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from layerleap.act.exits.calibration import Calibrated, Verified, calibrate, rows_needed, verify
+from layerleap.act.exits.calibration import calibrate, rows_needed, verify
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence, split
 from layerleap.act.exits.families import Family, family
@@ -24,8 +24,9 @@ from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings, check_choice
 from layerleap.lens.intervals import POSITIVE, Documents, Estimate, mean_interval
 from layerleap.progress import Progress, silent
+from layerleap.study.result import Row
 
-RULES = (("id", "gap"), ("mat", "gap"), ("mat", "entropy"), ("mat", "learned"))
+RULES = (("logit", "gap"), ("linear", "gap"), ("linear", "entropy"), ("linear", "learned"))
 RULE_NAMES = {
     "gap": "the paper's gap rule",
     "entropy": "the entropy rule",
@@ -39,7 +40,7 @@ FEWEST_DOCUMENTS = 5  # with fewer, the halves of a third cannot both have one
 class Candidate:
     """A kind of rule through a map, checked at some layers."""
 
-    map: str  # "id" or "mat"
+    map: str  # "logit" or "linear"
     rule: str
     layers: tuple[int, ...]  # where the rule is checked
     where: str  # the layers in words
@@ -50,24 +51,9 @@ class Candidate:
     def __str__(self) -> str:
         return f"{RULE_NAMES[self.rule]} through {self.map}, checked at {self.where}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """Plain JSON types."""
-        return {**vars(self), "layers": list(self.layers)}
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """A candidate on the rows that choose; time as a fraction of the full model's."""
-
-    candidate: Candidate
-    exits: bool  # False: no threshold is safe enough, so the full model runs
-    time: float
-    saved: float  # mean layers
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with those of the candidate among them."""
-        own = {key: value for key, value in vars(self).items() if key != "candidate"}
-        return {**self.candidate.to_dict(), **own}
+        return {**vars(self), "layers": list(self.layers), "words": str(self)}
 
 
 @dataclass(frozen=True)
@@ -80,58 +66,9 @@ class BreakEven:
     saved_needed: float  # the saving at which it breaks even
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A candidate, calibrated and then tested on fresh rows."""
-
-    candidate: Candidate
-    calibrated: Calibrated
-    verified: Verified
-    time: Estimate  # fraction of the full model's time
-    flops: float  # fraction of its FLOPs
-    break_even: BreakEven | None  # None if it never exits
-
-    @property
-    def exits(self) -> bool:
-        """False if no threshold keeps the guarantee."""
-        return self.calibrated.rule is not None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        rule = self.calibrated.rule
-        return {
-            **self.candidate.to_dict(),
-            "exits": self.exits,
-            "summary": "never exit" if rule is None else str(rule),
-            "calibrated": self.calibrated.to_dict(),
-            "verified": self.verified.to_dict(),
-            "time": asdict(self.time),
-            "flops": self.flops,
-            "break_even": None if self.break_even is None else asdict(self.break_even),
-        }
-
-    def flat(self) -> dict[str, Any]:
-        """One row of a table: the candidate, and how it did on fresh rows."""
-        verified, time = self.verified, self.time
-        return {
-            **self.candidate.to_dict(),
-            "exits": self.exits,
-            "saved": verified.saved,
-            "disagreement": verified.disagreement,
-            "flops": self.flops,
-            "time": time.value,
-            "time_low": time.low,
-            "time_high": time.high,
-        }
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """What an oracle saves through one map: the upper bound for all rules."""
-
-    map: str
-    saved: Estimate  # layers
-    time: Estimate  # fraction of the full model's time
+def named(name: str, estimate: Estimate) -> Row:
+    """An estimate in a row that has several: `name`, `name_low` and `name_high`."""
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +81,13 @@ class SplitRows:
     calibrate: Mapping[str, Evidence]
     verify: Mapping[str, Evidence]
 
-    def counts(self) -> dict[str, dict[str, int]]:
+    def counts(self) -> list[Row]:
         """Rows and documents of each part."""
-        parts = ((part, by["mat"]) for part, by in vars(self).items() if part != "train_half")
-        return {part: {"rows": len(e), "documents": len(e.document.unique())} for part, e in parts}
+        parts = ((part, by["linear"]) for part, by in vars(self).items() if part != "train_half")
+        return [
+            {"part": part, "rows": len(e), "documents": len(e.document.unique())}
+            for part, e in parts
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +99,7 @@ class Prices:
 
     def seconds(self, candidate: Candidate, exits: Tensor) -> Tensor:
         """(row,): seconds of rows that exit at these layers."""
-        return self.timing.by_layer(candidate.layers, carried=candidate.map == "mat")[exits]
+        return self.timing.by_layer(candidate.layers, carried=candidate.map == "linear")[exits]
 
 
 def divide(
@@ -175,7 +115,7 @@ def divide(
         by_map.append((train, *halves, *split(rest, (0.5, 0.5), seed=seed, by="row")))
     by_use = zip(*by_map, strict=True)
     rows_by_use = SplitRows(*(dict(zip(evidence, own, strict=True)) for own in by_use))
-    counts = {part: count["rows"] for part, count in rows_by_use.counts().items()}
+    counts = {row["part"]: row["rows"] for row in rows_by_use.counts()}
     if any(counts[part] < needed for part, needed in _needs(tolerance, delta).items()):
         _refuse(len(any_map), tolerance, delta)
     return rows_by_use
@@ -257,8 +197,8 @@ def dry_run(
     prices: Prices,
     tolerance: float,
     progress: Progress = silent,
-) -> list[DryRun]:
-    """Each candidate's expected time on the rows that choose.
+) -> list[Row]:
+    """Each candidate with its expected time and layers saved, on the rows that choose.
 
     Thresholds are set by conformal risk control, which needs fewer rows than a guarantee with
     confidence. A candidate that lets no row exit takes the full model's time, as it is not used.
@@ -273,44 +213,49 @@ def dry_run(
             exits = replay(rule, choose)
             seconds = prices.seconds(candidate, exits.layer).mean().item()
             time, saved = seconds / prices.timing.full, exits.saved
-        runs.append(DryRun(candidate, rule is not None, time, saved))
+        run = {"exits": rule is not None, "time": time, "saved": saved}
+        runs.append({**candidate.to_dict(), **run})
         progress("comparing plans", n + 1, len(candidates), "plans")
     return runs
 
 
-def fastest(runs: Sequence[DryRun]) -> Candidate | None:
+def fastest(candidates: Sequence[Candidate], runs: Sequence[Row]) -> Candidate | None:
     """The candidate with the least time among those that exit; None if there is none.
 
     Ties go to the candidate with fewer layers to check.
     """
-    exiting = [run for run in runs if run.exits]
-    best = min(exiting, key=lambda run: (run.time, len(run.candidate.layers)), default=None)
-    return None if best is None else best.candidate
+    exiting = [both for both in zip(candidates, runs, strict=True) if both[1]["exits"]]
+    best = min(exiting, key=lambda both: (both[1]["time"], len(both[0].layers)), default=None)
+    return None if best is None else best[0]
 
 
 def outcome(
     candidate: Candidate, rows: SplitRows, prices: Prices, tolerance: float, delta: float
-) -> Outcome:
+) -> Row:
     """Calibrate the candidate and test it on fresh rows: savings, disagreement, time."""
     rules = family_of(candidate, rows.train[candidate.map])
     to_calibrate = rows.calibrate[candidate.map].at(candidate.layers)
     calibrated = calibrate(rules, to_calibrate, tolerance, delta=delta)
-    fresh = rows.verify[candidate.map].at(candidate.layers)
-    verified = verify(calibrated, fresh)
-    if calibrated.rule is None:
-        full = Estimate(1.0, 1.0, 1.0, verified.rows, verified.documents)
-        return Outcome(candidate, calibrated, verified, full, 1.0, None)
-    exits = replay(calibrated.rule, fresh)
-    time = prices.seconds(candidate, exits.layer) / prices.timing.full
-    cost = prices.flops[candidate.map]
-    return Outcome(
-        candidate,
-        calibrated,
-        verified,
-        mean_interval(time[:, None], fresh.document, POSITIVE)[0],
-        cost.of(exits, calibrated.rule, candidate.layers) / cost.full,
-        break_even(candidate, prices.timing, exits.layer),
-    )
+    fresh, rule = rows.verify[candidate.map].at(candidate.layers), calibrated.rule
+    verified = verify(calibrated, fresh).to_dict()
+    del verified["layers"]  # the mean layer of exits; `saved` says as much
+    found: Row = {"time": 1.0, "time_low": 1.0, "time_high": 1.0, "flops": 1.0, "break_even": None}
+    if rule is not None:
+        exits, cost = replay(rule, fresh), prices.flops[candidate.map]
+        time = prices.seconds(candidate, exits.layer) / prices.timing.full
+        found = {
+            **named("time", mean_interval(time[:, None], fresh.document, POSITIVE)[0]),
+            "flops": cost.of(exits, rule, candidate.layers) / cost.full,
+            "break_even": asdict(break_even(candidate, prices.timing, exits.layer)),
+        }
+    return {
+        **candidate.to_dict(),
+        "exits": rule is not None,
+        "threshold": None if rule is None else getattr(rule, rule.knob),  # type: ignore[attr-defined]
+        **verified,
+        **found,
+        "calibrated": calibrated.to_dict(),
+    }
 
 
 def break_even(candidate: Candidate, timing: Timing, exits: Tensor) -> BreakEven:
@@ -319,7 +264,7 @@ def break_even(candidate: Candidate, timing: Timing, exits: Tensor) -> BreakEven
     Seconds are linear in those of the head: skipped blocks must pay for maps and checks, and for
     the heads beyond the one that the full model reads too.
     """
-    carried = candidate.map == "mat"
+    carried = candidate.map == "linear"
     without, with_one = (
         timing.by_layer(candidate.layers, carried=carried, head=head)[exits].mean().item()
         for head in (0.0, 1.0)
@@ -334,15 +279,17 @@ def break_even(candidate: Candidate, timing: Timing, exits: Tensor) -> BreakEven
     return BreakEven(heads, most, saved / timing.block, needed)
 
 
-def ceilings(evidence: Mapping[str, Evidence], timing: Timing) -> list[Ceiling]:
-    """By map: the layers and time of an oracle whose checks are free."""
+def ceilings(evidence: Mapping[str, Evidence], timing: Timing) -> list[Row]:
+    """By map: the layers and time of an oracle whose checks are free, the bound for all rules."""
     bounds = []
     for name, rows in evidence.items():
         exits = replay(Oracle(), rows)
-        seconds = timing.by_layer((), carried=name == "mat", reads=False)[exits.layer]
+        seconds = timing.by_layer((), carried=name == "linear", reads=False)[exits.layer]
         # The oracle also knows when an early exit does not pay off.
         time = (seconds / timing.full).clamp_max(1.0)
         saved, documents = exits.n_layers - exits.layer.double(), Documents(rows.document)
         (most,) = documents.means(saved[:, None], (0.0, float(exits.n_layers)))
-        bounds.append(Ceiling(name, most, *documents.means(time[:, None], (0.0, 1.0))))
+        (least,) = documents.means(time[:, None], (0.0, 1.0))
+        sample = {"rows": most.rows, "documents": most.documents}
+        bounds.append({"map": name, **named("saved", most), **named("time", least), **sample})
     return bounds
