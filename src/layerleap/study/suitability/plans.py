@@ -97,7 +97,7 @@ FIGURES = (
         x=Axis("layer that is checked", "layer"),
         y=Axis("time, relative to the full model"),
         lines={
-            "id, gap": Line("id, gap rule", "orange", "s", "dashed"),
+            "logit, gap": Line("logit, gap rule", "orange", "s", "dashed"),
             "linear, gap": Line("linear, gap rule", "blue"),
             "linear, entropy": Line("linear, entropy rule", "olive", "^"),
             "linear, learned": Line("linear, learned rule", "purple", "P"),
