@@ -18,6 +18,13 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+/** A new, hidden place for a panel, at the end of the right column. @param {string} id @param {string} label */
+export function panel(id, label) {
+  const place = make("div", { id, class: id, role: "region", "aria-label": label, hidden: true });
+  byId("right").append(place);
+  return place;
+}
+
 /**
  * @param {string} name
  * @param {Record<string, string|number|boolean|null|undefined>} [attributes]

@@ -7,7 +7,7 @@ import { byId, hit, make, say } from "./dom.js";
 import { now, on, set } from "./state.js";
 import { sentence } from "./words.js";
 
-/** @typedef {import("./types.js").IndexBuild} IndexBuild */
+/** @import { IndexBuild } from "./types.js" */
 
 const OFTEN = 700; // milliseconds between looks while it is built
 const SELDOM = 3_000; // and while it is not: another page may start it

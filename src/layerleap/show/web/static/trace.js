@@ -6,11 +6,8 @@ import { inForce } from "./specs.js";
 import { now, set, touch } from "./state.js";
 import { sentence } from "./words.js";
 
-/** @typedef {import("./types.js").Trace} Trace */
-/** @typedef {import("./types.js").Question} Question */
-/** @typedef {import("./types.js").Cell} Cell */
-/** @typedef {import("./types.js").Side} Side */
-/** @typedef {import("./types.js").State} State */
+/** @import { Question, State, Trace } from "./state.js" */
+/** @import { Cell, Side } from "./types.js" */
 
 export const TOP = 8; // guesses per cell: enough for the paths of tokens that led at some layer
 
@@ -78,7 +75,7 @@ export function cellAt(trace, side, layer, position) {
   return trace.cells.after.get(key) ?? (before && { ...before, change: 0, changed: false });
 }
 
-/** A token's label, from any run or pin. @param {number} id */
+/** A token's label, from any run or pin. @param {number} id @returns {import("./types.js").Token} */
 export function nameOf(id) {
   const state = now();
   for (const trace of state.traces) {
@@ -187,7 +184,7 @@ function change(trace, patch) {
   touch("traces");
 }
 
-/** @param {Trace} trace @param {any} frame */
+/** @param {Trace} trace @param {import("./types.js").TraceFrame} frame */
 function take(trace, frame) {
   switch (frame.frame) {
     case "queued":
@@ -198,14 +195,11 @@ function take(trace, frame) {
       change(trace, { status: "running", message: "", tokens, positions, layers, selected, edits, lowest });
       break;
     }
-    case "cells": {
-      const side = /** @type {Side} */ (frame.side);
-      for (const [id, token] of Object.entries(frame.names)) trace.names.set(Number(id), /** @type {any} */ (token));
-      for (const cell of /** @type {Cell[]} */ (frame.cells))
-        trace.cells[side].set(cellKey(cell.layer, cell.position), cell);
+    case "cells":
+      for (const [id, token] of Object.entries(frame.names)) trace.names.set(Number(id), token);
+      for (const cell of frame.cells) trace.cells[frame.side].set(cellKey(cell.layer, cell.position), cell);
       touch("traces");
       break;
-    }
     case "saturation":
       trace.saturation.set(frame.position, { before: frame.before, after: frame.after, exits: frame.exits });
       touch("traces");
@@ -218,7 +212,7 @@ function take(trace, frame) {
       change(trace, {
         status: "error",
         message: sentence(frame.error),
-        end: frame.place !== undefined || frame.error.startsWith("the server failed") ? null : "refused",
+        end: frame.place !== null || frame.error.startsWith("the server failed") ? null : "refused",
       });
       break;
   }
