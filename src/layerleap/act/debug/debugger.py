@@ -33,7 +33,7 @@ from layerleap.stream.examples import longest_input, require_text
 from layerleap.stream.generated import bundled_reactions
 from layerleap.stream.source import NOT_ENGLISH
 
-KEPT_BYTES = 2**28  # recorded prompts kept for the next question: 256 MB
+KEPT_BYTES = 2**28  # recorded prompts kept for the next request: 256 MB
 
 TITLES = {"id": "logit lens", "mat": "linear shortcuts", "tuned": "tuned lens"}
 EXAMPLES = {
@@ -326,7 +326,7 @@ class Debugger(Concepts):
                 self._prompts.clear()
                 self._recorded_with = code
             if key not in self._prompts:
-                with unedited(model):  # it is kept for other questions
+                with unedited(model):  # it is kept for other requests
                     recording = record(self.transformer, padded(self.transformer, [key]))
                 is_pooled = self.transformer.pooling is not None
                 positions = self.lenses["id"].positions(list(key)) if is_pooled else range(len(key))

@@ -182,7 +182,7 @@ class Worker:
     def _wait(self) -> bool:
         """Wait for something to do; False if the worker is to end."""
         with self._changed:
-            # With a limit: where nothing else ends a wait, Ctrl-C is heard after it.
+            # With a limit: on some systems Ctrl-C is only handled after a wait.
             while not self._changed.wait_for(
                 lambda: self._queue or self._spare or self._is_closed, timeout=1
             ):

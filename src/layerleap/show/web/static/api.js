@@ -1,5 +1,5 @@
 // @ts-check
-// The server: JSON in, JSON or lines of JSON out. Notices when it is gone and when it is back.
+// Requests to the server: JSON in, JSON or lines of JSON out. Reports when the server is gone or back.
 
 import { now, set } from "./state.js";
 import { sentence } from "./words.js";

@@ -17,7 +17,7 @@ const SHORT = 6; // tokens per stage before "show all"
 let all = false;
 /** @type {AbortController|null} */
 let asking = null;
-let asked = "";
+let loadedKey = "";
 
 /** What the shown cell depends on. @param {Readonly<State>} state @returns {import("./types.js").CellRequest|null} */
 function wanted(state) {
@@ -33,8 +33,8 @@ function wanted(state) {
 async function load() {
   const body = wanted(now());
   const key = JSON.stringify(body);
-  if (key === asked) return;
-  asked = key;
+  if (key === loadedKey) return;
+  loadedKey = key;
   asking?.abort();
   if (!body || body.block === 0) return set({ cell: { status: "done", message: "", reading: null } });
   const controller = new AbortController();
@@ -50,7 +50,7 @@ async function load() {
     set({ cell: { status: "done", message: "", reading } });
   } catch (error) {
     if (isAbort(error)) return;
-    asked = "";
+    loadedKey = "";
     set({ cell: { status: "error", message: /** @type {Error} */ (error).message, gone: mayRecover(error), reading: null } });
   }
 }

@@ -60,7 +60,7 @@ function take(indexing) {
   check(); // the model says so, too, and the search begins
 }
 
-/** What stands where the results of a search would. */
+/** The placeholder of search results while there is no index. */
 export function indexParts() {
   const { model, indexing, connection } = now();
   if (!model?.index.buildable || !indexing || indexing.state === "unavailable") {

@@ -1,5 +1,5 @@
 // @ts-check
-// Edits as text: "L12.N34=5@last" to an edit and back. The server has the last word on them.
+// Edits as text: "L12.N34=5@last" to an edit and back. The server checks them.
 
 /** @import { Edit } from "./state.js" */
 

@@ -13,7 +13,7 @@ export const TOP = 8; // guesses per cell: enough for the paths of tokens that l
 
 /** @type {(AbortController|null)[]} */
 const running = [null, null];
-const anew = [false, false]; // whether the next answer selects its own position
+const reselect = [false, false]; // whether the next answer selects its own position
 
 /** @param {Readonly<State>} state @param {number} grid */
 export function promptOf(state, grid) {
@@ -147,8 +147,8 @@ async function start(grid) {
   const last = state.traces[grid];
   const chosen = state.selected?.grid === grid ? state.selected : null;
   // In another text the old position means nothing. Without a last run, the selection came with a link.
-  anew[grid] ||= last !== null && last.question.text !== trace.question.text;
-  const selected = chosen && !anew[grid] ? chosen.position : null;
+  reselect[grid] ||= last !== null && last.question.text !== trace.question.text;
+  const selected = chosen && !reselect[grid] ? chosen.position : null;
   const { input, lens, watch, edits, follow } = trace.question;
   const top = Math.min(TOP, state.model?.limits.top ?? TOP);
   const body = { input, lens, watch, edits, follow, top, selected };
@@ -163,8 +163,8 @@ async function start(grid) {
       async () => {
         for await (const frame of frames("trace", body, "done", controller.signal)) {
           take(trace, frame);
-          if (frame.frame !== "meta" || !anew[grid]) continue;
-          anew[grid] = false;
+          if (frame.frame !== "meta" || !reselect[grid]) continue;
+          reselect[grid] = false;
           if (chosen) set({ selected: { ...chosen, position: trace.selected } });
         }
       },
