@@ -388,6 +388,7 @@ def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, mon
     code = client.post("/api/export", json={"state": state}).json()["python"]
     monkeypatch.setattr("layerleap.load", lambda name: llama)
     monkeypatch.setattr("layerleap.index", lambda *_, **__: index)
+    monkeypatch.setattr("layerleap.search", lambda _, *words, **how: index.search(*words, **how))
     printed = []
     exec(compile(code, "snippet", "exec"), {"print": printed.append})
     for place in (0, 1):
