@@ -1,6 +1,6 @@
 """The page in a real browser: the system's Chromium, driven by Playwright, against the real app.
 
-The app runs around the make-believe engine of `tests/web/fake.py`, so that no model is needed.
+The app runs around the make-believe debugger of `tests/web/fake.py`, so that no model is needed.
 No test may reach anything but this machine: such requests are aborted, and their test fails.
 """
 
@@ -23,12 +23,12 @@ ELSEWHERE = re.compile(r"^(?!data:|blob:|file:|https?://127\.0\.0\.1[:/])")
 class Served:
     """The app on a port of its own; it can go away and come back."""
 
-    def __init__(self, folder, engine=None, **settings):
-        from fake import FakeEngine
+    def __init__(self, folder, debugger=None, **settings):
+        from fake import FakeDebugger
 
         from layerleap.show.web.store import Store
 
-        self.engine = engine or FakeEngine(**settings)
+        self.debugger = debugger or FakeDebugger(**settings)
         self.store = Store("f" * 32, folder / "sessions.sqlite")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -41,7 +41,7 @@ class Served:
 
         from layerleap.show.web.app import create_app
 
-        app = create_app(self.engine, self.store)
+        app = create_app(self.debugger, self.store)
         config = uvicorn.Config(
             app, "127.0.0.1", self.port, log_level="critical", timeout_graceful_shutdown=1
         )
@@ -77,8 +77,8 @@ def own_server(tmp_path):
     """A server that one test may stop, or start with other settings."""
     made = []
 
-    def start(engine=None, **settings):
-        made.append(Served(tmp_path, engine, **settings))
+    def start(debugger=None, **settings):
+        made.append(Served(tmp_path, debugger, **settings))
         return made[-1]
 
     pytest.importorskip("uvicorn")

@@ -184,7 +184,7 @@ def test_the_page_builds_the_index_shows_how_far_it_is_and_then_searches(tab, ow
     other.wait_for_selector("#found progress")
     prompt(page, "three four")  # nobody waits for the index
     assert page.is_visible("#found progress")
-    server.engine.step = 0
+    server.debugger.step = 0
     for each in (page, other):
         each.wait_for_selector("#found [data-cluster]")
     page.fill("#query", "guitar")
@@ -196,13 +196,13 @@ def test_an_index_that_cannot_be_built_says_why_and_can_be_tried_again(tab, own_
     from layerleap.errors import CannotWrite
 
     server = own_server(index=False, buildable=True)
-    own, words = server.engine.build_index, "another process is building it"
+    own, words = server.debugger.build_index, "another process is building it"
 
     def refuse(progress):
-        server.engine.build_index = own
+        server.debugger.build_index = own
         raise CannotWrite(words)
 
-    server.engine.build_index = refuse
+    server.debugger.build_index = refuse
     page = tab(url=server.url)
     page.click("#build-index")
     page.wait_for_selector("#found .error:text('Another process is building it.')")

@@ -162,12 +162,12 @@ def test_rank_marks_never_touch_the_percentages(tab):
 
 
 RENAME = """name => import('./state.js').then(({ now, set }) => {
-  now().cell.reading.neurons.updates[0].name = name;
+  now().cell.reading.updates[0].name = name;
   set({ cell: { ...now().cell } });
 })"""
 JUMP = """() => import('./state.js').then(({ now, set }) => {
   for (const { top } of now().cell.reading.stages)
-    top.forEach((guess, index) => { guess[2] = [-40321, 999, -12345][index % 3]; });
+    top.forEach((guess, index) => { guess.climbed = [-40321, 999, -12345][index % 3]; });
   set({ cell: { ...now().cell } });
 })"""
 

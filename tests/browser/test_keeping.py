@@ -318,8 +318,8 @@ def test_another_model_at_the_same_address_is_noticed(tab, own_server):
     server.stop()
     page.fill("#prompt-0", "one two three")
     page.wait_for_selector("#connection.gone")
-    model = {**server.engine.describe(), "name": "another", "fingerprint": "e" * 32}
-    server.engine.describe = lambda: model
+    model = {**server.debugger.describe(), "name": "another", "fingerprint": "e" * 32}
+    server.debugger.describe = lambda: model
     server.start()
     page.wait_for_selector("#model:has-text('another')")
     ran(page)

@@ -1,4 +1,4 @@
-"""The page and the engine agree: tiny random models instead of the make-believe one."""
+"""The page and the debugger agree: tiny random models instead of the make-believe one."""
 
 import pytest
 from browsing import ran
@@ -14,11 +14,10 @@ def opened(tab, own_server):
 
     def start(name, fragment="", index=None):
         from layerleap.act.debug.debugger import Debugger
-        from layerleap.show.web.engine import ModelEngine
 
         model = tiny(name)
-        engine = ModelEngine(Debugger(model, index=index(model) if index else None))
-        return tab(fragment, url=own_server(engine).url)
+        debugger = Debugger(model, index=index(model) if index else None)
+        return tab(fragment, url=own_server(debugger).url)
 
     return start
 

@@ -1,4 +1,4 @@
-"""The app around the make-believe engine, in this process and behind a real socket."""
+"""The app around the make-believe debugger, in this process and behind a real socket."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 from asking import HERE
-from fake import FakeEngine
+from fake import FakeDebugger
 from starlette.testclient import TestClient
 
 from layerleap.show.web.access import Access
@@ -29,9 +29,9 @@ def static(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_app(tmp_path: Path, static: Path) -> Callable[..., Guard]:
-    def make(engine: Any = None, *, limits: Limits | None = None, **more: Any) -> Guard:
+    def make(debugger: Any = None, *, limits: Limits | None = None, **more: Any) -> Guard:
         store = Store("f" * 32, tmp_path / "saved.sqlite")
-        own = engine if engine is not None else FakeEngine()
+        own = debugger if debugger is not None else FakeDebugger()
         return create_app(own, store, limits=limits, **{"static": static, **more})
 
     return make
@@ -48,10 +48,10 @@ def serve(make_app: Callable[..., Guard]) -> Iterator[Callable[..., httpx2.Clien
     """Start a real server; what comes back is a client of it."""
     started: list[tuple[Server, httpx2.Client]] = []
 
-    def start(engine: Any = None, **more: Any) -> httpx2.Client:
+    def start(debugger: Any = None, **more: Any) -> httpx2.Client:
         listening = listen("127.0.0.1", 0)
         port = listening.getsockname()[1]
-        server = Server(make_app(engine, access=Access(port=port), **more), listening)
+        server = Server(make_app(debugger, access=Access(port=port), **more), listening)
         server.start()
         client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         started.append((server, client))

@@ -1,4 +1,4 @@
-"""A make-believe engine: canned but realistic answers, so that the server and the page can be
+"""A make-believe debugger: canned but realistic answers, so that the server and the page can be
 worked on and tested without a model.
 
 Prompts with these words behave specially: `!error` (refused), `!midway` (fails in the middle of the
@@ -13,8 +13,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from layerleap.act.debug.debugger import Debugger
 from layerleap.act.debug.index_cost import IndexCost
 from layerleap.errors import BadArtifact, BadSettings, BadText, ModelRefused
+from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.show.web.worker import Busy
 
 PROMPT = "The capital of France is Paris, and the capital of Spain is"
@@ -57,19 +59,9 @@ TEXTS = (
     "Madrid . It is a large city in the middle of the country ,",
     "Barcelona , a city by the sea , with music and guitar",
 )
+RANGE = {"low": -3.0, "mean": 0.1, "high": 9.5, "std": 2.0, "positive": 0.4}
 BROKEN = 900  # the id of an incomplete piece of UTF-8
 SPEC = re.compile(r"L(\d+)\.N(\d+)\s*(=off|off|[=*+-]\s*-?[\d.]+)?(@(all|last|generated|[\d,]+))?")
-
-
-@dataclass(frozen=True)
-class Label:
-    id: int
-    text: str
-    label: str
-    kind: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "text": self.text, "label": self.label, "kind": self.kind}
 
 
 @dataclass
@@ -81,20 +73,20 @@ class Words:
     def id(self, text: str) -> int:
         return self.ids.setdefault(text, len(self.ids) + 1000)
 
-    def label(self, id: int) -> Label:
+    def label(self, id: int) -> TokenLabel:
         if id == BROKEN:
-            return Label(id, "", "<E2 82>", "bytes")
+            return TokenLabel(id, "", "<E2 82>", "bytes")
         text = next((text for text, number in self.ids.items() if number == id), f"#{id}")
         if text.startswith("<|"):
-            return Label(id, text, text, "special")
+            return TokenLabel(id, text, text, "special")
         shown = text.replace("\n", "⏎").replace("\t", "⇥")
         if not text.strip(" ") or text.startswith(" "):
             shown = "␣" + shown[1:]
-        return Label(id, text, shown, "text" if text.strip() else "space")
+        return TokenLabel(id, text, shown, "text" if text.strip() else "space")
 
 
-class FakeEngine:
-    """See the module."""
+class FakeDebugger(Debugger):
+    """See the module; the methods are those of `Debugger`, which has more."""
 
     def __init__(
         self, *, index: bool = True, delay: float = 0.0, buildable: bool = False, step: float = 0.01
@@ -106,12 +98,32 @@ class FakeEngine:
             self.words.id(text)
         self._index = FakeIndex(self) if index else None
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("search", "neighbours", "clusters", "cluster"):
-            raise AttributeError(name)
+    def _need_index(self) -> Any:
         if self._index is None:
-            raise BadArtifact(self.describe()["index"]["reason"])
-        return getattr(self._index, name)
+            raise BadArtifact(self.index_state()["reason"])
+        return self._index
+
+    def search(self, query: str, *, top: int, side: str, space: str) -> Any:
+        return self._need_index().search(query, top=top, side=side, space=space)
+
+    def neighbours(self, block: int, neuron: int, *, top: int) -> Any:
+        return self._need_index().neighbours(block, neuron, top=top)
+
+    def clusters(self, *, top: int, query: str | None) -> Any:
+        return self._need_index().clusters(top=top, query=query)
+
+    def cluster(self, number: int) -> Any:
+        return self._need_index().cluster(number)
+
+    def index_state(self) -> dict[str, Any]:
+        return {
+            "ready": self._index is not None,
+            "reason": None
+            if self._index
+            else "there is no concept index of this model; build it with: layerleap index MODEL",
+            "vectors": N_LAYERS * N_NEURONS if self._index else None,
+            "buildable": self.buildable,
+        }
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -139,15 +151,10 @@ class FakeEngine:
             "mask_token": None,
             "can_generate": True,
             "generate_reason": None,
-            "index": {
-                "ready": self._index is not None,
-                "reason": None
-                if self._index
-                else "there is no concept index of this model; "
-                "build it with: layerleap index MODEL",
-                "vectors": N_LAYERS * N_NEURONS if self._index else None,
-                "buildable": self.buildable,
-            },
+            "longest": None,
+            "exit_rule": "top probability of 0.9",
+            "bank": None,
+            "index": self.index_state(),
             "examples": [
                 {"title": "A fact", "text": PROMPT, "watch": " Madrid"},
                 {"title": "A pattern", "text": "red blue red blue red", "watch": " blue"},
@@ -167,23 +174,23 @@ class FakeEngine:
             self.blocks_done += 1
         self._index = FakeIndex(self)
 
-    def tokens(self, text: str) -> list[dict[str, Any]]:
-        return [label.to_dict() for label in self._tokens(text)]
+    def encode(self, text: Any) -> list[int]:
+        return [label.id for label in self.tokens(text)]
 
-    def _tokens(self, text: str) -> list[Label]:
+    def tokens(self, text: Any) -> list[TokenLabel]:
         pieces = re.findall(r" ?\w+|\n|\t| |[^\w\s]", text)
         return [
             self.words.label(BROKEN if piece == "€" else self.words.id(piece)) for piece in pieces
         ]
 
-    def vocabulary(self, text: str) -> list[dict[str, Any]]:
+    def outputs(self, text: str) -> list[TokenLabel]:
         wanted = [" " + text.strip(), text] if not text.startswith(" ") else [text]
         known = [self.words.ids[each] for each in wanted if each in self.words.ids]
-        return [self.words.label(id).to_dict() for id in known]
+        return [self.words.label(id) for id in known]
 
-    def _given(self, given: Any, edits: Any = ()) -> list[Label]:
+    def _given(self, given: Any, edits: Any = ()) -> list[TokenLabel]:
         if isinstance(given, str):
-            tokens = self._tokens(given)
+            tokens = self.tokens(given)
         else:
             tokens = [self.words.label(id) for id in given]
         text = "".join(token.text for token in tokens)
@@ -242,26 +249,28 @@ class FakeEngine:
             "top": [[i, round(p, 6)] for i, p in list(zip(chosen, probs, strict=True))[:top]],
             "watch": None
             if watch is None
-            else [round(grown**3 * 0.7, 6), max(1, int(5000 * (1 - grown) ** 3))],
-            "final": [probs[rank], rank + 1],
+            else [round(grown**3 * 0.7, 6), max(0, int(5000 * (1 - grown) ** 3) - 1)],
+            "final": [probs[rank], rank],
             "agrees": chosen[0] == base,
             "kl": round((1 - grown) * 6 * rng.uniform(0.8, 1.2), 5),
             "entropy": round(0.5 + (1 - grown) * 7, 5),
+            "changed": False,
+            "change": None,
         }
 
     def trace(
         self,
-        ids: Any,
+        text: Any,
         *,
-        lens: str,
-        watch: int | None,
-        edits: Any,
-        top: int,
-        follow: Any,
-        selected: int | None,
-        should_stop: Any,
+        lens: str = "logit",
+        watch: int | None = None,
+        follow: Any = (),
+        edits: Any = (),
+        top: int = 5,
+        selected: int | None = None,
+        should_stop: Any = lambda: False,
     ) -> Any:
-        tokens = self._given(ids, edits)
+        tokens = self._given(text, edits)
         text = "".join(token.text for token in tokens)
         positions = list(range(len(tokens)))
         chosen = positions[-1] if selected is None else selected
@@ -276,6 +285,7 @@ class FakeEngine:
             "positions": positions,
             "layers": list(range(N_LAYERS + 1)),
             "selected": chosen,
+            "lens": lens,
             "edits": [
                 {
                     "spec": e["spec"],
@@ -326,8 +336,9 @@ class FakeEngine:
                 "position": position,
                 "before": 19 + position % 9,
                 "after": None,
+                "exits": {"before": None, "after": None},
             }
-        yield {"frame": "done", "seconds": time.perf_counter() - started, "passes": 1 + bool(known)}
+        yield {"frame": "done", "seconds": time.perf_counter() - started}
 
     def _stop(self, layer: int, agrees: int) -> dict[str, Any]:
         top, answer = (self.words.label(self.words.id(t)).to_dict() for t in (" ", " Madrid"))
@@ -349,56 +360,62 @@ class FakeEngine:
         return cell
 
     def _followed(self, cell: Any, id: int) -> list[Any]:
-        known = [(prob, rank) for rank, (own, prob) in enumerate(cell["top"], 1) if own == id]
-        return list(known[0]) if known else [0.0001 * (1 + id % 5), 100 + id % 50]
+        known = [(prob, rank) for rank, (own, prob) in enumerate(cell["top"]) if own == id]
+        return list(known[0]) if known else [0.0001 * (1 + id % 5), 99 + id % 50]
 
     def cell(
         self,
-        ids: Any,
+        text: Any,
         *,
         block: int,
         position: int,
-        lens: str,
-        watch: int | None,
-        edits: Any,
-        top: int,
+        lens: str = "logit",
+        watch: int | None = None,
+        edits: Any = (),
+        top: int = 10,
     ) -> Any:
-        tokens = self._given(ids, edits)
+        tokens = self._given(text, edits)
         if not (1 <= block <= N_LAYERS and position < len(tokens)):
             raise BadSettings(f"there is no block {block} at position {position}")
         time.sleep(self.delay)
-        found = self._one_cell(tokens, block, position, watch, top, 0.0)
-        if edits:
-            found["after"] = self._one_cell(tokens, block, position, watch, top, 0.5)
-        return found
-
-    def _one_cell(self, tokens: Any, block: int, position: int, watch: Any, top: int, shift: float):
-        stages, names = [], {}
-        for number, where in enumerate(("before", "attention", "ffn")):
-            cell = self._cell(block - 1 + number // 2, position, watch, top, shift + number)
-            rows = [[id, prob, None if not number else (id % 7) - 3] for id, prob in cell["top"]]
-            names |= {str(id): self.words.label(id).to_dict() for id, *_ in rows}
-            stages.append(
-                {
-                    "where": where,
-                    "layer": block - 1 + number // 2,
-                    "top": rows,
-                    "watch": cell["watch"],
-                }
-            )
+        after = self._reading(block, position, watch, top, 0.5) if edits else None
         return {
             "block": block,
             "position": position,
             "token": tokens[position].to_dict(),
-            "stages": stages,
-            "parallel": False,
-            "reason": None,
-            "neurons": None if block == 7 else self._updates(block, position, top),
-            "neurons_reason": "block 7 is a mixture of experts" if block == 7 else None,
-            "names": names,
+            "after": after,
+            **self._reading(block, position, watch, top, 0.0),
         }
 
-    def _updates(self, block: int, position: int, top: int) -> dict[str, Any]:
+    def _reading(self, block: int, position: int, watch: Any, top: int, shift: float) -> Any:
+        stages = []
+        for number, where in enumerate(("before", "attention", "ffn")):
+            cell = self._cell(block - 1 + number // 2, position, watch, top, shift + number)
+            rows = [
+                self._predicted(id, prob, rank, None if not number else (id % 7) - 3)
+                for rank, (id, prob) in enumerate(cell["top"])
+            ]
+            watched = None if watch is None else self._predicted(watch, *cell["watch"], None)
+            layer = block - 1 + number // 2
+            stages.append({"where": where, "layer": layer, "top": rows, "watched": watched})
+        has_neurons = block != 7
+        return {
+            "block": block,
+            "style": "sequential",
+            "stages": stages,
+            "updates": self._updates(block, position) if has_neurons else [],
+            "shown_share": 0.47,
+            "bias_share": 0.02,
+            "rest_share": 0.51,
+            "total_norm": 180.5 if has_neurons else None,
+            "missing": {} if has_neurons else {"neurons": "block 7 is a mixture of experts"},
+        }
+
+    def _predicted(self, id: int, prob: float, rank: int, climbed: int | None) -> dict[str, Any]:
+        token = self.words.label(id).to_dict()
+        return {"token": token, "prob": prob, "rank": rank, "climbed": climbed}
+
+    def _updates(self, block: int, position: int) -> list[dict[str, Any]]:
         rng = random.Random(f"{block} {position}")
         updates = []
         for _ in range(10):
@@ -407,25 +424,19 @@ class FakeEngine:
             ends = self._ends(block, neuron)
             updates.append(
                 {
+                    "block": block,
                     "neuron": neuron,
+                    "name": f"L{block}.N{neuron}",
                     "coefficient": coefficient,
                     "norm": 4.5,
                     "strength": size * 4.5,
                     "share": size / 200,
-                    "promotes": [e["token"] for e in ends["promotes"][:5]],
-                    "suppresses": [e["token"] for e in ends["suppresses"][:5]],
-                    "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if neuron % 3 else None,
-                    "name": None,
+                    "promotes": ends["promotes"][:5],
+                    "suppresses": ends["suppresses"][:5],
+                    "range": RANGE if neuron % 3 else None,
                 }
             )
-        updates.sort(key=lambda each: -each["strength"])
-        return {
-            "updates": updates,
-            "shown_share": 0.47,
-            "bias_share": 0.02,
-            "rest_share": 0.51,
-            "total_norm": 180.5,
-        }
+        return sorted(updates, key=lambda update: -update["strength"])
 
     def _ends(self, block: int, neuron: int) -> dict[str, Any]:
         rng = random.Random(f"{block}.{neuron}")
@@ -443,7 +454,7 @@ class FakeEngine:
             "neuron": neuron,
             "norm": 4.5,
             **self._ends(block, neuron),
-            "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self._index else None,
+            "range": RANGE if self._index else None,
             "cluster": neuron % 40 if self._index else None,
         }
 
@@ -485,9 +496,15 @@ class FakeEngine:
         }
 
     def generate(
-        self, ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any
-    ) -> None:
-        tokens = self._given(ids, edits)
+        self,
+        text: Any,
+        *,
+        edits: Any = (),
+        max_new_tokens: int = 20,
+        on_token: Any = lambda token, piece: None,
+        should_stop: Any = lambda: False,
+    ) -> Any:
+        tokens = self._given(text, edits)
         text = "".join(token.text for token in tokens)
         words = TEXTS[bool(edits)].split()
         for number in range(max_new_tokens):
@@ -497,17 +514,17 @@ class FakeEngine:
             if number == 3 and "!midway" in text:
                 raise BadText("the generation failed midway, as the prompt asked for")
             piece = " " + words[number % len(words)]
-            on_token(self.words.label(self.words.id(piece)).to_dict(), piece)
+            on_token(self.words.label(self.words.id(piece)), piece)
 
 
 class FakeIndex:
     """Search, neighbours and clusters over made-up vectors."""
 
-    def __init__(self, engine: FakeEngine) -> None:
-        self.engine = engine
+    def __init__(self, debugger: FakeDebugger) -> None:
+        self.debugger = debugger
 
     def _row(self, block: int, neuron: int) -> dict[str, Any]:
-        ends = self.engine._ends(block, neuron)
+        ends = self.debugger._ends(block, neuron)
         return {
             "block": block,
             "neuron": neuron,
@@ -516,7 +533,7 @@ class FakeIndex:
         }
 
     def search(self, query: str, *, top: int, side: str, space: str) -> dict[str, Any]:
-        words = self.engine.words
+        words = self.debugger.words
         matched = [i for w in query.split() for t, i in words.ids.items() if t.strip() == w]
         known = {text.strip() for text in words.ids}
         notes = [
@@ -532,29 +549,32 @@ class FakeIndex:
             row = self._row(rng.choice((3, 12, 24, 29)), rng.randrange(N_NEURONS))
             end = ("promoted", "suppressed")[number % 4 == 3] if side == "both" else side
             hits = [words.label(i).to_dict() for i in matched[: 1 + number % 3]]
-            row |= {"score": 9.5 - number / 3, "side": end, "matched": hits}
+            row |= {"score": 9.5 - number / 3, "side": end, "matched": hits, "partial": False}
             rows.append(row)
         return {"results": rows, "notes": notes}
 
     def neighbours(self, block: int, neuron: int, *, top: int) -> list[dict[str, Any]]:
-        self.engine.check_neuron(block, neuron)
+        self.debugger.check_neuron(block, neuron)
         return [
             {**self._row(1 + (block + n) % 6, (neuron + n) % N_NEURONS), "cosine": 0.9 - n / 20}
             for n in range(1, top + 1)
         ]
 
     def clusters(self, *, top: int, query: str | None) -> list[dict[str, Any]]:
-        return [self.cluster(number) for number in range(min(top, 40))]
+        groups = map(self.cluster, range(min(top, 40)))
+        return [{key: group[key] for key in ("number", "size", "tokens")} for group in groups]
 
     def cluster(self, number: int) -> dict[str, Any]:
         if number >= 40:
             raise BadSettings(f"there is no cluster {number}; there are 40")
         rng = random.Random(number)
-        tokens = [self.engine.words.id(t) for t in rng.sample(MORE, 8)]
-        members = [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS)) for _ in range(10)]
+        tokens = [self.debugger.words.id(t) for t in rng.sample(MORE, 8)]
+        rows = [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS)) for _ in range(10)]
+        fields = ("block", "neuron", "promotes")
+        members = [{**{key: row[key] for key in fields}, "cosine": 0.8} for row in rows]
         return {
             "number": number,
             "size": 20 + number * 3,
             "members": members,
-            "tokens": [self.engine.words.label(i).to_dict() for i in tokens],
+            "tokens": [self.debugger.words.label(i).to_dict() for i in tokens],
         }

@@ -1,4 +1,4 @@
-"""The server with a make-believe engine, to work on the page without a model.
+"""The server with a make-believe debugger, to work on the page without a model.
 
     python tests/web/fake_server.py [--port 8130] [--static FOLDER] [--delay 0.03] [--no-index]
 
@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import uvicorn
-from fake import FakeEngine
+from fake import FakeDebugger
 
 from layerleap.show.web.app import STATIC, create_app
 from layerleap.show.web.store import Store
@@ -27,12 +27,12 @@ def main() -> None:
     parser.add_argument("--no-index", action="store_true")
     parser.add_argument("--store", type=Path, help="sessions; default: forgotten at the end")
     options = parser.parse_args()
-    engine = FakeEngine(
+    debugger = FakeDebugger(
         index=not options.no_index, delay=options.delay, buildable=options.no_index, step=0.4
     )
     with tempfile.TemporaryDirectory() as folder:
         store = Store("f" * 32, options.store or Path(folder) / "sessions.sqlite")
-        app = create_app(engine, store, static=options.static)
+        app = create_app(debugger, store, static=options.static)
         uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
 
 

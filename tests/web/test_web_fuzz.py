@@ -11,7 +11,6 @@ from starlette.testclient import TestClient
 from layerleap.act.debug.debugger import Debugger
 from layerleap.lens.vocabulary.build import index as build_index
 from layerleap.show.web.app import create_app
-from layerleap.show.web.engine import ModelEngine
 from layerleap.show.web.store import Store
 from tiny_models import WORDS, tiny
 
@@ -30,8 +29,8 @@ def app(tmp_path_factory):
     (folder / "index.html").write_text("page")
     transformer = tiny()
     index = build_index(transformer, folder / "index", n_texts=0, clusters=5, progress=False)
-    engine = ModelEngine(Debugger(transformer, index=index))
-    made = create_app(engine, Store("m", folder / "saved"), static=folder)
+    debugger = Debugger(transformer, index=index)
+    made = create_app(debugger, Store("m", folder / "saved"), static=folder)
 
     async def serve(scope, receive, send):
         if scope["type"] != "lifespan":

@@ -9,7 +9,7 @@ import time
 import httpx2
 import pytest
 from asking import frames
-from fake import N_LAYERS, PROMPT, FakeEngine
+from fake import N_LAYERS, PROMPT, FakeDebugger
 from rich.console import Console
 from starlette.testclient import TestClient
 
@@ -21,7 +21,6 @@ from layerleap.lens.vocabulary.settings import IndexSettings, default_path
 from layerleap.lens.vocabulary.store import Building
 from layerleap.show.cli import debug as command
 from layerleap.show.web import schemas
-from layerleap.show.web.engine import ModelEngine
 from tiny_models import sentences, tiny
 
 TEXT = "the cat sat on the"
@@ -31,7 +30,7 @@ ASK = {"input": {"text": PROMPT}}
 @pytest.fixture
 def own_text(empty_cache, monkeypatch):
     """A text for natural ranges: the bundled one would be fetched, because the cache is empty."""
-    for module in ("read.vocabulary.build", "act.debug.index_cost"):
+    for module in ("lens.vocabulary.build", "act.debug.index_cost"):
         monkeypatch.setattr(f"layerleap.{module}.reference_text", lambda _: (sentences(20), ""))
 
 
@@ -54,19 +53,19 @@ def post(client):
 
 
 def missing(**settings):
-    return FakeEngine(index=False, buildable=True, **settings)
+    return FakeDebugger(index=False, buildable=True, **settings)
 
 
 def test_requests_are_answered_while_the_index_is_built_and_then_it_is_searched(serve):
-    engine = missing(step=0.03)
-    client = serve(engine)
+    debugger = missing(step=0.03)
+    client = serve(debugger)
     offer = wait(client, "missing")
     assert post(client)["state"] in ("waiting", "building")
     cell = client.post("/api/cell", json={**ASK, "block": 3, "position": 1})
     trace = frames(client.post("/api/trace", json=ASK).text)
     assert cell.status_code == 200
     assert trace[0]["frame"] == "meta", "nobody was ahead"
-    assert engine.blocks_done < N_LAYERS, "the build has not held them up"
+    assert debugger.blocks_done < N_LAYERS, "the build has not held them up"
     half = wait(client, "building")
     assert (half["phase"], half["total"], half["unit"]) == ("reading neurons", N_LAYERS, "blocks")
     assert wait(client, "ready")["message"] is None
@@ -75,8 +74,8 @@ def test_requests_are_answered_while_the_index_is_built_and_then_it_is_searched(
 
 
 def test_the_offer_says_what_building_takes_and_the_progress_what_is_left(serve):
-    engine = missing(step=0.02)
-    client = serve(engine)
+    debugger = missing(step=0.02)
+    client = serve(debugger)
     deadline = time.monotonic() + 10
     while (offer := state(client))["seconds"] is None:  # it is measured when nobody waits
         assert time.monotonic() < deadline
@@ -92,14 +91,14 @@ def test_the_offer_says_what_building_takes_and_the_progress_what_is_left(serve)
 
 
 def test_a_stopped_build_keeps_what_is_done_and_goes_on(serve):
-    engine = missing(step=0.02)
-    client = serve(engine)
+    debugger = missing(step=0.02)
+    client = serve(debugger)
     post(client)
-    while engine.blocks_done < 3:
+    while debugger.blocks_done < 3:
         time.sleep(0.01)
     assert client.delete("/api/index").json()["state"] in ("stopping", "missing")
     wait(client, "missing")
-    kept = engine.blocks_done
+    kept = debugger.blocks_done
     assert 3 <= kept < N_LAYERS
     deadline = time.monotonic() + 10
     while state(client)["seconds"] != 120 - 3 * kept:
@@ -113,7 +112,7 @@ def test_a_stopped_build_keeps_what_is_done_and_goes_on(serve):
 def test_two_pages_see_one_build(serve):
     calls = []
 
-    class Counted(FakeEngine):
+    class Counted(FakeDebugger):
         def build_index(self, progress):
             calls.append(threading.current_thread())
             super().build_index(progress)
@@ -130,7 +129,7 @@ def test_two_pages_see_one_build(serve):
 
 
 def test_a_server_without_an_index_of_its_own_does_not_build_one(make_app):
-    with TestClient(make_app(FakeEngine(index=False)), base_url="http://localhost") as client:
+    with TestClient(make_app(FakeDebugger(index=False)), base_url="http://localhost") as client:
         found = state(client)
         refused = client.post("/api/index", json={})
     assert found["state"] == "unavailable"
@@ -139,17 +138,17 @@ def test_a_server_without_an_index_of_its_own_does_not_build_one(make_app):
 
 
 def test_a_build_that_fails_says_why_and_may_be_tried_again(serve):
-    class Failing(FakeEngine):
+    class Failing(FakeDebugger):
         def build_index(self, progress):
             if self.step:
                 raise RuntimeError("a mistake of the server's")
             super().build_index(progress)
 
-    engine = Failing(index=False, buildable=True)
-    client = serve(engine)
+    debugger = Failing(index=False, buildable=True)
+    client = serve(debugger)
     post(client)
     assert wait(client, "failed")["message"] == "the server failed: RuntimeError"
-    engine.step = 0
+    debugger.step = 0
     post(client)
     wait(client, "ready")
 
@@ -204,8 +203,8 @@ def test_a_server_that_stops_while_it_builds_leaves_a_build_to_go_on_with(monkey
 @pytest.mark.usefixtures("own_text")
 def test_what_is_answered_between_two_pieces_of_the_build_and_the_index_are_the_same(tmp_path):
     model = tiny()
-    engine = ModelEngine(Debugger(model))
-    ids = [token["id"] for token in engine.tokens(TEXT)]
+    debugger = Debugger(model)
+    ids = debugger.encode(TEXT)
 
     def answers():
         options = {"lens": "logit", "watch": None, "top": 3}
@@ -213,7 +212,7 @@ def test_what_is_answered_between_two_pieces_of_the_build_and_the_index_are_the_
             {**frame, "seconds": 0}
             for frame in Debugger(model).trace(ids, edits=["L2.N3=9"], lens="logit", top=3)
         ]
-        cell = engine.cell(ids, block=2, position=1, edits=["L1.N2=off"], **options)
+        cell = debugger.cell(ids, block=2, position=1, edits=["L1.N2=off"], **options)
         return json.dumps([trace, cell])
 
     alone, phases = answers(), []
@@ -255,13 +254,13 @@ def test_estimates_are_words_that_people_use():
 
 
 class Offered:
-    """An engine without an index, and what becomes of it."""
+    """A debugger without an index, and what becomes of it."""
 
     def __init__(self, model):
         self.model, self.built = model, 0
 
-    def describe(self):
-        return {"index": {"ready": False, "reason": "no index", "buildable": True}}
+    def index_state(self):
+        return {"ready": False, "reason": "no index", "buildable": True}
 
     def index_cost(self):
         return index_cost(self.model)
@@ -275,7 +274,7 @@ class Offered:
 def test_the_command_offers_the_index_on_a_terminal_and_else_says_where_it_is_built(
     monkeypatch, capsys, typed, built
 ):
-    engine, asked = Offered(tiny()), itertools.count()
+    debugger, asked = Offered(tiny()), itertools.count()
 
     class Terminal:
         def isatty(self):
@@ -288,9 +287,9 @@ def test_the_command_offers_the_index_on_a_terminal_and_else_says_where_it_is_bu
     monkeypatch.setattr("sys.stdin", Terminal())
     if typed is not None:
         monkeypatch.setattr(command, "err", Console(stderr=True, force_terminal=True))
-    command._offer_index(engine)
+    command._offer_index(debugger)
     said = capsys.readouterr().err
-    assert engine.built == built
+    assert debugger.built == built
     assert next(asked) == (typed is not None)
     assert "about 5 seconds" in said
     assert ("Build it now" in said) is (typed is not None)

@@ -13,7 +13,6 @@ from layerleap import edits as edit_namespace
 from layerleap.act.debug.debugger import Debugger
 from layerleap.act.edits.spec import parse_edit
 from layerleap.show.web import schemas
-from layerleap.show.web.engine import ModelEngine
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.snippet import snippet
 from tiny_models import tiny
@@ -45,8 +44,8 @@ def ask(make_app):
     opened = []
 
     def start(transformer, index=None, **more):
-        engine = ModelEngine(Debugger(transformer, index=index))
-        client = TestClient(make_app(engine, **more), base_url="http://localhost")
+        debugger = Debugger(transformer, index=index)
+        client = TestClient(make_app(debugger, **more), base_url="http://localhost")
         opened.append(client.__enter__())
         return client
 
@@ -154,27 +153,31 @@ def test_a_cell_shows_stages_and_neurons_or_says_why_not(ask, model):
     body = {"input": {"ids": ids}, "block": 2, "position": 3, "watch": 7, "top": 6}
     cell = client.post("/api/cell", json=body).json()
     stages = [stage["where"] for stage in cell["stages"]]
-    assert stages == (["before", "ffn"] if cell["reason"] else ["before", "attention", "ffn"])
-    assert cell["parallel"] == (found["blocks"][1]["style"] == "parallel")
+    has_attention = "attention" not in cell["missing"]
+    assert stages == (["before", "attention", "ffn"] if has_attention else ["before", "ffn"])
+    assert cell["style"] == found["blocks"][1]["style"]
     assert cell["token"]["id"] == ids[3]
     for stage in cell["stages"]:
-        assert all(str(id) in cell["names"] for id, _, _ in stage["top"])
-        assert stage["watch"][1] >= 1
-    assert "after" not in cell
+        ranks = [predicted["rank"] for predicted in stage["top"]]
+        assert ranks == list(range(1, 1 + len(ranks)))
+        assert all(predicted["token"]["label"] for predicted in stage["top"])
+        assert stage["watched"]["rank"] >= 1
+        assert stage["watched"]["token"]["id"] == 7
+    assert cell["after"] is None
     if found["blocks"][1]["n_neurons"] is None:
-        assert cell["neurons"] is None
-        assert cell["neurons_reason"]
+        assert cell["updates"] == []
+        assert cell["missing"]["neurons"]
         return
-    neurons = cell["neurons"]
-    assert len(neurons["updates"]) == 6
-    strengths = [update["strength"] for update in neurons["updates"]]
+    assert len(cell["updates"]) == 6
+    assert {update["name"] for update in cell["updates"]} == {None}
+    strengths = [update["strength"] for update in cell["updates"]]
     assert strengths == sorted(strengths, reverse=True)
-    shares = neurons["shown_share"] + neurons["bias_share"] + neurons["rest_share"]
+    shares = cell["shown_share"] + cell["bias_share"] + cell["rest_share"]
     assert shares == pytest.approx(1)
     edited = client.post("/api/cell", json={**body, "edits": ["L2.N3=9"]}).json()
-    strongest = {update["neuron"]: update for update in edited["after"]["neurons"]["updates"]}
+    strongest = {update["neuron"]: update for update in edited["after"]["updates"]}
     assert strongest[3]["coefficient"] == pytest.approx(9)
-    assert edited["neurons"] == neurons
+    assert {**edited, "after": None} == cell
 
 
 def test_text_is_what_generate_writes(ask, model):
@@ -233,9 +236,9 @@ def test_classifiers_show_their_classes(ask, family):
     position = got[0]["positions"][0]
     body = {"input": {"text": TEXT}, "block": 2, "position": position, "edits": ["L2.N3=9"]}
     cell = client.post("/api/cell", json=body).json()
-    assert cell["neurons"]["updates"]
+    assert cell["updates"]
     assert cell["after"]["stages"]
-    assert cell["neurons_reason"] is None
+    assert not {"neurons", "vectors"} & set(cell["missing"])
     assert client.get("/api/vectors/1/3").status_code == 200
     assert client.post("/api/generate", json={"input": {"text": TEXT}}).status_code == 422
 
@@ -352,7 +355,7 @@ def test_a_session_as_python_runs_and_shows_the_same(ask, llama, monkeypatch):
     cell = {"input": {"ids": ids}, "block": 2, "position": 1, "edits": ["L2.N3=9"]}
     read = client.post("/api/cell", json=cell).json()
     for table, side in ((printed[3], read), (printed[5], read["after"])):
-        strengths = [update["strength"] for update in side["neurons"]["updates"]]
+        strengths = [update["strength"] for update in side["updates"]]
         assert sorted(table["strength"])[-1] == pytest.approx(max(strengths))
     assert printed[3]["strength"].max() != printed[5]["strength"].max(), "one is with the edits"
     assert values["edits"] == [edit_namespace.SetNeuron(block=2, neuron=3, value=9)]
@@ -385,6 +388,7 @@ def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, mon
     code = client.post("/api/export", json={"state": state}).json()["python"]
     monkeypatch.setattr("layerleap.load", lambda name: llama)
     monkeypatch.setattr("layerleap.index", lambda *_, **__: index)
+    monkeypatch.setattr("layerleap.search", lambda _, *words, **how: index.search(*words, **how))
     printed = []
     exec(compile(code, "snippet", "exec"), {"print": printed.append})
     for place in (0, 1):
@@ -408,7 +412,7 @@ def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, mon
         (printed[6], printed[7], "before", cell),
         (printed[8], printed[9], "after", cell["after"]),
     ):
-        strongest = max(update["strength"] for update in whole["neurons"]["updates"])
+        strongest = max(update["strength"] for update in whole["updates"])
         assert table["strength"].max() == pytest.approx(strongest)
         for layer, probs in enumerate(paths):
             shown = cells[side].get((layer, 1), cells["before"][layer, 1])
@@ -476,7 +480,7 @@ def test_any_state_gives_python_that_compiles(ask, llama, state):
 
 
 def test_eight_clients_at_once_get_the_answers_of_one(serve, llama):
-    client = serve(ModelEngine(Debugger(llama)), limits=Limits(waiting=20))
+    client = serve(Debugger(llama), limits=Limits(waiting=20))
     words = TEXT.split()
     prompts = [" ".join(words[: 3 + n]) for n in range(8)]
 
@@ -511,7 +515,7 @@ def test_eight_clients_at_once_get_the_answers_of_one(serve, llama):
 
 
 def test_texts_are_cut_into_tokens_by_many_at_once_while_the_model_works(serve, llama):
-    client = serve(ModelEngine(Debugger(llama)), limits=Limits(waiting=20))
+    client = serve(Debugger(llama), limits=Limits(waiting=20))
     words = TEXT.split()
     wrong = []
 

@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asking import frames
-from fake import PROMPT, FakeEngine
+from fake import PROMPT, FakeDebugger
 
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.worker import AHEAD, Job, Worker
 
+META = {"frame": "meta", "tokens": [], "positions": [], "layers": [], "selected": 0}
+META |= {"lens": "logit", "edits": [], "lowest": None}
 
-class Slow(FakeEngine):
+
+class Slow(FakeDebugger):
     """Traces run until they are let go, or until their client has gone."""
 
     def __init__(self):
@@ -28,13 +31,13 @@ class Slow(FakeEngine):
         return super().cell(ids, **options)
 
     def trace(self, ids, *, should_stop, **options):
-        yield {"frame": "meta"}
+        yield META
         self.running.set()
         while not self.go.wait(0.01):
             if should_stop():
                 self.stopped += 1
                 return
-        yield {"frame": "done"}
+        yield {"frame": "done", "seconds": 0.1}
 
 
 ASK = {"input": {"text": PROMPT}}
@@ -50,9 +53,9 @@ def until(condition, seconds=10.0):
 
 @pytest.fixture
 def slow():
-    engine = Slow()
-    yield engine
-    engine.go.set()
+    debugger = Slow()
+    yield debugger
+    debugger.go.set()
 
 
 def in_thread(work):
@@ -183,7 +186,7 @@ def test_work_beside_a_server_that_cannot_start_ends_with_an_error(make_app, slo
     worker = Worker(2)
     app, listening = make_app(slow, worker=worker), listen("127.0.0.1", 0)
     listening.close()
-    with pytest.raises(RuntimeError, match="ended by itself"):
+    with pytest.raises(RuntimeError, match="stopped unexpectedly"):
         Server(app, listening).run_beside(worker.run)
 
 

@@ -1,15 +1,17 @@
-"""Every route, with the make-believe engine: shapes, limits and sentences."""
+"""Every route, with the make-believe debugger: shapes, limits and sentences."""
 
+import inspect
 import json
 import re
 
 import pytest
 from asking import HERE, frames
-from fake import N_LAYERS, PROMPT, FakeEngine
+from fake import N_LAYERS, PROMPT, FakeDebugger
 from starlette.testclient import TestClient
 
+from layerleap.act.debug.debugger import Debugger
 from layerleap.show.web import limits
-from layerleap.show.web.answers import TYPES
+from layerleap.show.web.answers import NDJSON, TYPES
 from layerleap.show.web.app import STATIC
 
 ASK = {"input": {"text": PROMPT}}
@@ -155,13 +157,13 @@ def test_ids_are_read_as_they_are(client):
 def test_a_cell_carries_the_users_names(client):
     ask = {**ASK, "block": 3, "position": 1, "edits": ["L3.N4=5"]}
     first = client.post("/api/cell", json=ask).json()
-    neuron = first["neurons"]["updates"][0]["neuron"]
-    assert first["neurons"]["updates"][0]["name"] is None
+    neuron = first["updates"][0]["neuron"]
+    assert first["updates"][0]["name"] is None
     named = client.put(f"/api/vectors/3/{neuron}/name", json={"name": " music ", "note": "why"})
     assert named.json() == {"block": 3, "neuron": neuron, "name": "music", "note": "why"}
     second = client.post("/api/cell", json=ask).json()
-    assert second["neurons"]["updates"][0]["name"] == "music"
-    assert second["after"]["neurons"]["updates"][0]["name"] == "music"
+    assert second["updates"][0]["name"] == "music"
+    assert second["after"]["updates"][0]["name"] == "music"
     vector = client.get(f"/api/vectors/3/{neuron}").json()
     assert (vector["name"], vector["note"]) == ("music", "why")
 
@@ -209,7 +211,7 @@ def test_keys_and_heads_are_read_from_the_weights(client):
 
 
 def test_without_an_index_vectors_are_still_read_and_the_rest_says_what_to_do(make_app):
-    with TestClient(make_app(FakeEngine(index=False)), base_url="http://localhost") as client:
+    with TestClient(make_app(FakeDebugger(index=False)), base_url="http://localhost") as client:
         assert client.get("/api/model").json()["index"]["ready"] is False
         assert client.get("/api/vectors/3/4").status_code == 200
         for path in (
@@ -328,20 +330,70 @@ def test_an_error_in_the_middle_of_a_stream_is_its_last_line(client):
     assert got[-1] == {
         "frame": "error",
         "error": "the reading failed midway, as the prompt asked for",
+        "place": None,
     }
     assert got[0]["frame"] == "meta"
 
 
 def test_numbers_that_are_not_finite_arrive_as_null(make_app):
-    class Wild(FakeEngine):
-        def trace(self, ids, **options):
-            yield {"frame": "cells", "cells": [{"kl": float("nan"), "top": [[1, float("inf")]]}]}
+    nan, infinity = float("nan"), float("inf")
+    cell = {"layer": 0, "position": 0, "agrees": False, "watch": None, "follow": {}}
+    cell |= {"entropy": 0.5, "changed": False, "change": None}
+    frame = {"frame": "cells", "side": "before", "names": {}}
+
+    class Wild(FakeDebugger):
+        def trace(self, text, **options):
+            wild = {"kl": nan, "top": [[1, infinity]], "final": [nan, 0]}
+            yield {**frame, "cells": [{**cell, **wild}]}
 
         def vector(self, block, neuron):
-            return {"norm": float("-inf")}
+            return {**super().vector(block, neuron), "norm": -infinity}
 
     with TestClient(make_app(Wild()), base_url="http://localhost") as client:
+        null = {"kl": None, "top": [[1, None]], "final": [None, 1]}
         assert frames(client.post("/api/trace", json=ASK).text) == [
-            {"frame": "cells", "cells": [{"kl": None, "top": [[1, None]]}]}
+            {**frame, "cells": [{**cell, **null}]}
         ]
         assert client.get("/api/vectors/1/1").json()["norm"] is None
+
+
+def test_an_answer_of_another_shape_is_not_sent(make_app):
+    class Wrong(FakeDebugger):
+        def trace(self, text, **options):
+            yield {"frame": "done", "seconds": 1.0, "passes": 2}
+
+        def heads(self, block):
+            return {**super().heads(block), "n_heads": "four"}
+
+    app = make_app(Wrong())
+    with TestClient(app, base_url=HERE, raise_server_exceptions=False) as client:
+        for answer in (client.post("/api/trace", json=ASK), client.get("/api/heads/1")):
+            assert answer.status_code == 500
+            assert re.match(r"the server failed \(\w*ValidationError\)", answer.json()["error"])
+
+
+def test_every_route_has_a_model_for_what_it_sends(client):
+    """The two that stream have one for their frames."""
+    paths = client.get("/api/openapi.json").json()["paths"]
+    contents = {
+        f"{method} {path}": operation["responses"]["200"]["content"]
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    streams = {name for name, content in contents.items() if NDJSON in content}
+    assert streams == {"post /api/trace", "post /api/generate"}
+    assert len(contents) == 23
+    for name, content in contents.items():
+        (schema,) = (kind["schema"] for kind in content.values())
+        shape = schema.get("items", schema)
+        assert "$ref" in shape or all("$ref" in one for one in shape["anyOf"]), name
+
+
+def test_the_make_believe_debugger_has_the_methods_of_the_real_one():
+    """Else a route may call what only the fake has, or pass what only the fake takes."""
+    made_up = {name for name in vars(FakeDebugger) if not name.startswith("_")}
+    assert made_up <= set(dir(Debugger))
+    for name in made_up:
+        ours = inspect.signature(getattr(FakeDebugger, name)).parameters
+        real = inspect.signature(getattr(Debugger, name)).parameters
+        assert list(ours) == list(real), name

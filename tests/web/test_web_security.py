@@ -4,7 +4,7 @@ import re
 
 import pytest
 from asking import HERE
-from fake import FakeEngine
+from fake import FakeDebugger
 from starlette.testclient import TestClient
 
 from layerleap.show.web.access import Access, host_name
@@ -19,7 +19,7 @@ def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for name in ("index.html", "app.js"):
         (folder / name).write_text("")
-    app = create_app(FakeEngine(), Store("f" * 32, folder / "saved"), static=folder)
+    app = create_app(FakeDebugger(), Store("f" * 32, folder / "saved"), static=folder)
     with TestClient(app, base_url=HERE) as client:
         yield client
 

@@ -177,7 +177,7 @@ def test_the_index_is_built_when_asked_for_and_found_later(model):
         assert one["members"][0]["promotes"]
         cell = client.post("/api/cell", json={"input": TEXT, "block": 2, "position": 1})
         assert cell.status_code == 200
-        assert "range" in cell.json()["neurons"]["updates"][0]
+        assert "range" in cell.json()["updates"][0]
         for path in ("/api/search?q=", "/api/search?q=%F0%9F%98%80%22*", "/api/clusters?q=cat"):
             assert client.get(path).status_code in (200, 422)
         assert client.get("/api/clusters/99999").status_code == 422

@@ -1,4 +1,4 @@
-"""The debugger's engine: traces, cells, edits, generation; without a browser."""
+"""The debugger: traces, cells, edits, generation; without a browser."""
 
 import gc
 import json
@@ -232,7 +232,7 @@ def test_generating_with_edits_is_generating_inside_model_edit():
         TEXT,
         edits=["L3.N7+40@generated"],
         max_new_tokens=6,
-        on_token=lambda token, piece: seen.append((token, piece)),
+        on_token=lambda token, piece: seen.append((token.id, piece)),
     )
     plain = debugger().generate(TEXT, max_new_tokens=6)
     assert answer["ids"] == expected == [token for token, _ in seen]

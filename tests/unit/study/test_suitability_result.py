@@ -157,8 +157,6 @@ def test_without_a_plan_it_says_never_exit_and_on_how_many_rows():
     assert "n = 90 rows of 7 documents" in first
     limit = "No rule through linear can save more than 6.0"
     assert any(limit in reason for reason in reasons(none))
-        "No rule through linear can save more than 6.0" in reason for reason in reasons(none)
-    )
     failed = result(outcome(1, 1, 1, exits=False))
     assert failed.tables["verdict"][0]["answer"] == "not worth it"
     assert "a learned rule through linear, checked at layer 6, could not" in reasons(failed)[0]

@@ -33,19 +33,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "layer": self.layer,
-            "position": self.position,
-            "top": [list(one) for one in self.top],
-            "final": list(self.final),
-            "watch": None if self.watch is None else list(self.watch),
-            "follow": {index: list(one) for index, one in self.follow.items()},
-            "agrees": self.agrees,
-            "kl": self.kl,
-            "entropy": self.entropy,
-            "changed": self.change is not None,
-            "change": self.change,
-        }
+        return {**vars(self), "changed": self.change is not None}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
-"""Debugger: the questions that one asks of a model and a prompt, answered one by one.
+"""Debugger: answers questions about a model and a prompt; what the routes of the page call.
 
-In: a wrapped model, and optionally a bank and a concept index. Out: plain JSON types, because the
-answers go to a page. Threads may share one debugger: whatever hooks the model takes its lock.
+In: a wrapped model, and optionally a bank and a concept index. Out: plain JSON types, and token
+labels. Threads may share one debugger: whatever hooks the model takes its lock.
 """
 
 from collections import OrderedDict
@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from layerleap.act.debug.cells import CellReader
+from layerleap.act.debug.concepts import Concepts, Json
 from layerleap.act.debug.rerun import Rerun, rerun
 from layerleap.act.debug.stop import EXIT
 from layerleap.act.debug.trace import Frame, Prompt, Trace
@@ -30,12 +31,11 @@ from layerleap.models.hooks.recording import record
 from layerleap.models.inputs import padded
 from layerleap.models.prompts import OnePrompt as Text
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import FeedForward, feed_forwards
 from layerleap.stream.examples import longest_input, require_text
 from layerleap.stream.generated import bundled_reactions
 from layerleap.stream.source import NOT_ENGLISH
 
-KEPT_BYTES = 2**28  # recorded prompts kept for the next question: 256 MB
+KEPT_BYTES = 2**28  # recorded prompts kept for the next request: 256 MB
 
 EXAMPLES = {
     "next-token": (
@@ -60,26 +60,33 @@ class Stopped(Exception):
     """The answer is no longer wanted."""
 
 
-class Debugger:
-    """A model, and what can be asked about its prompts.
-
-    `index` is a concept index (`ll.index`): names of vectors, search, natural ranges.
-    """
+class Debugger(Concepts):
+    """A model, and what can be asked about its prompts, on top of what its weights say."""
 
     def __init__(
         self,
         transformer: Transformer,
         *,
         bank: ShortcutBank | None = None,
+        bank_name: str | None = None,
         index: Any = None,
+        no_index: str | None = None,
+        find_index: Callable[[], Any] | None = None,
     ) -> None:
+        """Debug `transformer`; see `Concepts` for what concerns the index.
+
+        Args:
+            bank: shortcuts to read through as well as the logit lens.
+            bank_name: where they came from.
+        """
         require_text(transformer)
         if transformer.row_kind != "position":
             raise BadSettings(
                 f"{transformer.identity.name} classifies the average of all positions, so single "
                 "positions have no reading; the debugger needs a model that reads one position"
             )
-        self.transformer, self.index = transformer, index
+        super().__init__(transformer, index, no_index=no_index, find_index=find_index)
+        self.bank_name = bank_name
         self.plain = Lens(transformer)
         own = [self.plain] if bank is None else [self.plain, Lens(transformer, bank)]
         self.lenses = {lens.name: lens for lens in own}
@@ -102,24 +109,29 @@ class Debugger:
 
     # What the model is
 
-    def describe(self) -> dict[str, Any]:
-        """The model, its blocks and lenses, and example prompts."""
+    def describe(self) -> Json:
+        """The model, its blocks, lenses and index, and example prompts; never waits for it."""
+        return {**self._description, "index": self.index_state()}
+
+    @cached_property
+    def _description(self) -> Json:
         transformer, tokenizer = self.transformer, self.transformer.tokenizer
+        is_masked = transformer.kind == "masked-token"
         reason = why_it_cannot_generate(transformer)
         if reason is None and tokenizer is None:  # a page has no way to give token ids
             reason = f"{transformer.identity.name} has no tokenizer to read a prompt with"
         return {
             "name": transformer.identity.name,
             "class": type(transformer.model).__name__,
+            "fingerprint": transformer.identity.fingerprint,
             "kind": transformer.kind,
             "n_layers": transformer.n_layers,
             "d_model": transformer.d_model,
             "d_vocab": transformer.d_vocab,
             "blocks": self.blocks,
             "lenses": [{"name": name, "title": one.title} for name, one in self.lenses.items()],
-            "mask_token": getattr(tokenizer, "mask_token", None)
-            if transformer.kind == "masked-token"
-            else None,
+            "bank": self.bank_name,
+            "mask_token": getattr(tokenizer, "mask_token", None) if is_masked else None,
             "can_generate": reason is None,
             "generate_reason": reason,
             "examples": self._examples(),
@@ -127,22 +139,7 @@ class Debugger:
             "exit_rule": str(EXIT),
         }
 
-    @cached_property
-    def blocks(self) -> list[dict[str, Any]]:
-        """Per block: how many neurons it has, or why they are not known; and its style."""
-        return [
-            {
-                "block": block,
-                "n_neurons": ffn.n_neurons if isinstance(ffn, FeedForward) else None,
-                "reason": ffn if isinstance(ffn, str) else None,
-                "style": None if isinstance(anatomy, str) else anatomy.style,
-            }
-            for (block, ffn), anatomy in zip(
-                feed_forwards(self.transformer).items(), self.transformer.anatomy, strict=True
-            )
-        ]
-
-    def _examples(self) -> list[dict[str, Any]]:
+    def _examples(self) -> list[Json]:
         kind, tokenizer = self.transformer.kind, self.transformer.tokenizer
         mask = getattr(tokenizer, "mask_token", None) or ""
         texts: tuple[tuple[str, str], ...] = EXAMPLES.get(kind, CLASS_EXAMPLES)
@@ -169,12 +166,12 @@ class Debugger:
         if transformer.kind.endswith("-class"):
             labels = [output_label(transformer, index) for index in range(transformer.d_vocab)]
             return [label for label in labels if text.strip().lower() in label.text.lower()]
-        tokenizer, found = transformer.need_tokenizer(), []
+        tokenizer, matches = transformer.need_tokenizer(), []
         for variant in dict.fromkeys((f" {text.lstrip()}", text)):
             ids = tokenizer(variant, add_special_tokens=False)["input_ids"]
-            if len(ids) == 1 and ids[0] < transformer.d_vocab and ids[0] not in found:
-                found.append(ids[0])
-        return [output_label(transformer, index) for index in found]
+            if len(ids) == 1 and ids[0] < transformer.d_vocab and ids[0] not in matches:
+                matches.append(ids[0])
+        return [output_label(transformer, index) for index in matches]
 
     # Readings
 
@@ -199,12 +196,12 @@ class Debugger:
         reader = CellReader(
             self._lens(lens), self._checked_top(top), self._checked_output(watch), followed
         )
-        own = self._edits(edits)
+        parsed = self._edits(edits)
         prompt = self._prompt(self.encode(text))
         place = self.plain.positions(list(prompt.ids))[-1] if selected is None else selected
         if place not in prompt.positions:
             place = min(prompt.positions, key=lambda position: abs(position - place))
-        edited = self._rerun(prompt, own) if own else None
+        edited = self._rerun(prompt, parsed) if parsed else None
         yield from Trace(prompt, reader, place, edited, should_stop).frames()
 
     def cell(
@@ -217,13 +214,13 @@ class Debugger:
         watch: int | None = None,
         edits: Edits = (),
         top: int = 10,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """One block at one position: its stages and its strongest sub-updates; see `Neurons`.
 
         With edits, "after" has the same of the edited run.
         """
         self.refresh()
-        ids, own = self.encode(text), self._edits(edits)
+        ids, parsed = self.encode(text), self._edits(edits)
         if not 0 <= position < len(ids):
             raise BadSettings(
                 f"position {position} does not exist: the prompt has {len(ids)} tokens"
@@ -231,7 +228,7 @@ class Debugger:
         neurons = Neurons(self.transformer, self._lens(lens).bank)
         check_block(self.transformer, block)
         prompt = self._prompt(ids)
-        options: dict[str, Any] = {
+        options: Json = {
             "top": self._checked_top(top),
             "watch": self._checked_output(watch),
         }
@@ -244,22 +241,18 @@ class Debugger:
             "token": token_label(self.transformer, ids[position]).to_dict(),
             **self._reading(reading),
         }
-        if own:
-            h = self._rerun(prompt, own).states.get(block - 1)  # None below the lowest edit
-            with self.transformer.edit(*own):
+        if parsed:
+            h = self._rerun(prompt, parsed).states.get(block - 1)  # None below the lowest edit
+            with self.transformer.edit(*parsed):
                 edited = neurons.recorded(prompt.recording, block, position, h=h, **options)
             answer["after"] = self._reading(edited)
         return answer
 
-    def _reading(self, reading: BlockReading) -> dict[str, Any]:
+    def _reading(self, reading: BlockReading) -> Json:
         answer = reading.to_dict()
         for update in answer["updates"]:
             update["range"] = self.range(reading.block, update["neuron"])
         return answer
-
-    def range(self, block: int, neuron: int) -> dict[str, float] | None:
-        """The natural range of a coefficient on the index's reference text, if there is one."""
-        return None if self.index is None else self.index.range(block, neuron)
 
     # Text
 
@@ -269,25 +262,25 @@ class Debugger:
         *,
         edits: Edits = (),
         max_new_tokens: int = 20,
-        on_token: Callable[[int, str], None] = lambda token, piece: None,
+        on_token: Callable[[TokenLabel, str], None] = lambda token, piece: None,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Continue a prompt greedily with the edits in force.
 
         `on_token` gets each new token and the text that it adds. Raises `Stopped` if the answer is
         no longer wanted.
         """
-        ids, own = self.encode(text), self._edits(edits)
+        ids, parsed = self.encode(text), self._edits(edits)
 
         def report(token: int, piece: str) -> None:
             if should_stop():
                 raise Stopped
-            on_token(token, piece)
+            on_token(output_label(self.transformer, token), piece)
 
         result = generate(
             self.transformer,
             ids,
-            edits=own,
+            edits=parsed,
             decoder="transformers",
             on_id=report,
             max_new_tokens=max_new_tokens,
@@ -295,7 +288,7 @@ class Debugger:
         return {
             "ids": result.ids,
             "text": result.continuation,
-            "edits": [describe(edit) for edit in own],
+            "edits": [describe(edit) for edit in parsed],
         }
 
     # Checks and caches
@@ -309,10 +302,10 @@ class Debugger:
         return self.lenses[name]
 
     def _edits(self, edits: Edits) -> tuple[Edit, ...]:
-        own = as_edits(edits)
-        for edit in own:
+        parsed = as_edits(edits)
+        for edit in parsed:
             list(edit.changes(self.transformer))  # raises if it does not fit the model
-        return own
+        return parsed
 
     def _checked_output(self, index: int | None) -> int | None:
         if index is not None and not 0 <= index < self.transformer.d_vocab:
@@ -333,7 +326,7 @@ class Debugger:
                 self._prompts.clear()
                 self._recorded_with = code
             if key not in self._prompts:
-                with unedited(model):  # it is kept for other questions
+                with unedited(model):  # it is kept for other requests
                     recording = record(self.transformer, padded(self.transformer, [key]))
                 is_pooled = self.transformer.pooling is not None
                 positions = self.plain.positions(list(key)) if is_pooled else range(len(key))

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Loading, Model, OtherModel
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, err, out, tell
+
+if TYPE_CHECKING:
+    from layerleap.act.debug.debugger import Debugger
 
 
 def debug(
@@ -67,15 +70,16 @@ def debug(
         from layerleap.show.web.access import Access
         from layerleap.show.web.serve import listen, open_browser
 
-        listening = listen(host, port)  # before loading: fail early if the port is in use
+        # Before the model is loaded: fail early if the port is in use.
+        listening = listen(host, port)
         with listening:
             from layerleap.show.web.limits import Limits
-            from layerleap.show.web.session import make_server, open_engine
+            from layerleap.show.web.session import make_server, open_debugger
             from layerleap.show.web.worker import Worker
 
             transformer = loading.load(model)
             with TerminalProgress() as progress:
-                engine = open_engine(
+                debugger = open_debugger(
                     transformer,
                     bank,
                     index_file or index,
@@ -84,10 +88,10 @@ def debug(
                     progress=progress,
                 )
             if index is None:
-                _offer_index(engine)
+                _offer_index(debugger)
             access = Access(host, listening.getsockname()[1], tell=_show_next)
             worker = Worker(Limits().waiting)
-            server = make_server(engine, access, listening, worker=worker)
+            server = make_server(debugger, access, listening, worker=worker)
             out.print(access.url, highlight=False, soft_wrap=True)
             tell("Ctrl-C stops the debugger")
             if not no_browser:
@@ -99,21 +103,21 @@ def debug(
         tell("stopped; sessions, names and what is built of the index are saved")
 
 
-def _offer_index(engine: Any) -> None:
+def _offer_index(debugger: "Debugger") -> None:
     """Build the index now if the user wants it; without a terminal, say how to get it."""
-    index = engine.describe()["index"]
+    index = debugger.index_state()
     if index["ready"] or not index["buildable"]:
         if index["reason"]:
             tell(index["reason"])
         return
     missing = "no concept index yet: it is needed to search neurons by words"
     try:
-        cost = engine.index_cost()
+        cost = debugger.index_cost()
         if not (sys.stdin.isatty() and err.is_terminal):
             tell(f"{missing}; build it on the page ({cost}), with --index, or with layerleap index")
         elif typer.confirm(f"{missing}. Build it now ({cost})? The page can, too", err=True):
             with TerminalProgress() as progress:
-                engine.build_index(progress)
+                debugger.build_index(progress)
     except LayerleapError as error:  # another process is building it, for example
         tell(str(error))
 

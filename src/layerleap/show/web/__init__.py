@@ -1,4 +1,4 @@
-"""The debugger's server: translates between the engine and the page, and computes nothing."""
+"""The debugger's server: translates between the debugger and the page, and computes nothing."""
 
 from layerleap.extras import library
 

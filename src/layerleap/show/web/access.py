@@ -1,4 +1,4 @@
-"""Who may ask: the names that this server answers to, and the secret cookie beyond loopback.
+"""Access control: the host names that are accepted, and the secret cookie beyond loopback.
 
 On the loopback address, names are enough. A page of another site that points its own name at
 127.0.0.1 (rebinding) sends that name. On any other address a one-time link is needed, too: it is

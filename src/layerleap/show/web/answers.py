@@ -1,22 +1,23 @@
-"""How work becomes an answer: one JSON object, a stream of lines, a file, or an error.
+"""How work becomes an answer: a validated model, a stream of lines, a file, or an error.
 
 A client that goes away takes its work with it, whether that waits or runs.
 """
 
 import asyncio
-import json
-import math
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from layerleap.errors import LayerleapError
-from layerleap.show.web.worker import Busy, Emit, Frame, Job, ShouldStop, Work, Worker
+from layerleap.show.web.frames import ErrorFrame, QueuedFrame
+from layerleap.show.web.schemas import Answer
+from layerleap.show.web.worker import Busy, Emit, Job, ShouldStop, Work, Worker
 
+A = TypeVar("A")
 NDJSON = "application/x-ndjson"
 # The system's table of types may lack these or have others; modules need an exact type.
 TYPES = {
@@ -33,37 +34,43 @@ TYPES = {
 
 def refusal(status: int, sentence: str, **more: Any) -> JSONResponse:
     """An error: one sentence, without what UTF-8 cannot carry."""
-    clean = sentence.encode("utf8", "replace").decode()
     headers = {"retry-after": "1"} if status == 429 else None
-    return JSONResponse({"error": clean, **more}, status, headers=headers)
+    return JSONResponse({"error": _as_utf8(sentence), **more}, status, headers=headers)
 
 
-async def answer(worker: Worker, request: Request, compute: Callable[[], Any]) -> Response:
+def _as_utf8(sentence: str) -> str:
+    return sentence.encode("utf8", "replace").decode()
+
+
+async def answer(worker: Worker, request: Request, compute: Callable[[], A]) -> A:
     """The result of `compute`, run by the worker."""
+    results: list[A] = []
 
     def work(emit: Emit, should_stop: ShouldStop) -> None:
-        emit({"result": compute()})
+        results.append(compute())
 
     job = worker.submit(work)
     try:
-        reading = asyncio.ensure_future(_result(job))
+        reading = asyncio.ensure_future(_end(job))
         leaving = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return Json(reading.result() if reading.done() else None)
+            if reading.done():
+                reading.result()  # raises what the work raised
         finally:
             reading.cancel()
             leaving.cancel()
     finally:
         worker.cancel(job)
+    if not results:
+        raise HTTPException(503, "the request was stopped before its answer was complete")
+    return results[0]
 
 
-async def _result(job: Job) -> Any:
-    """What the work emitted last; before it come places in the queue."""
-    result = None
-    async for frame in job.frames():
-        result = frame.get("result")
-    return result
+async def _end(job: Job) -> None:
+    """Return when the work is done; before that, there are frames with its place in the queue."""
+    async for _ in job.frames():
+        pass
 
 
 async def _gone(request: Request) -> None:
@@ -84,21 +91,23 @@ async def stream(worker: Worker, work: Work) -> Response:
     except BaseException:
         worker.cancel(job)
         raise
-    return Lines(_lines(worker, job, first), media_type=NDJSON)
+    return Lines(_lines(worker, job, first))
 
 
 class Lines(StreamingResponse):
     """A stream that no proxy should hold back."""
+
+    media_type = NDJSON
 
     def init_headers(self, headers: Any = None) -> None:
         """Add ours to the usual ones."""
         super().init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
 
-async def _lines(worker: Worker, job: Job, first: Frame | None) -> AsyncIterator[bytes]:
+async def _lines(worker: Worker, job: Job, first: Answer | None) -> AsyncIterator[bytes]:
     try:
         if job.ahead:
-            yield _line({"frame": "queued", "place": job.ahead})
+            yield _line(QueuedFrame(place=job.ahead))
         elif first is None:  # no frame at all: the server is shutting down
             return
         else:
@@ -106,43 +115,18 @@ async def _lines(worker: Worker, job: Job, first: Frame | None) -> AsyncIterator
         async for frame in job.frames():
             yield _line(frame)
     except Busy as error:
-        yield _line({"frame": "error", "error": str(error), "place": error.place})
+        yield _line(ErrorFrame(error=_as_utf8(str(error)), place=error.place))
     except LayerleapError as error:
-        yield _line({"frame": "error", "error": str(error)})
+        yield _line(ErrorFrame(error=_as_utf8(str(error))))
     except Exception as error:  # a mistake of ours: the page must not wait for ever
-        yield _line({"frame": "error", "error": f"the server failed: {type(error).__name__}"})
+        yield _line(ErrorFrame(error=f"the server failed: {type(error).__name__}"))
         raise
     finally:
         worker.cancel(job)
 
 
-def _line(frame: Frame) -> bytes:
-    return as_json(frame) + b"\n"
-
-
-class Json(JSONResponse):
-    """An answer of the model's, whose numbers may have left the finite ones."""
-
-    def render(self, content: Any) -> bytes:
-        """The body."""
-        return as_json(content)
-
-
-def as_json(value: Any) -> bytes:
-    """JSON, in which a number that is not finite is null: an edit can drive a model that far."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf8", "replace")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inside) for key, inside in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inside) for inside in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _line(frame: Answer) -> bytes:
+    return frame.model_dump_json(by_alias=True).encode() + b"\n"
 
 
 class StaticPage(StaticFiles):

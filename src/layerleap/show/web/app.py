@@ -1,24 +1,24 @@
-"""The app: an engine, a store and limits in, an ASGI application out. No globals.
+"""The app: a debugger, a store and limits in, an ASGI application out. No globals.
 
 Every request passes the guard first; see `layerleap.show.web.guard`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import layerleap
+from layerleap.act.debug.debugger import Debugger
 from layerleap.errors import LayerleapError
 from layerleap.show.web.access import Access
-from layerleap.show.web.answers import Json, StaticPage, refusal
-from layerleap.show.web.engine import Engine
+from layerleap.show.web.answers import StaticPage, refusal
 from layerleap.show.web.guard import Guard
 from layerleap.show.web.indexing import IndexBuilder, index_routes
 from layerleap.show.web.limits import Limits
@@ -36,6 +36,13 @@ UNSEEN: Any = {
     "operation_spans": False,
     "auto_configure": False,
 }
+ROUTES: tuple[Callable[["Served"], APIRouter], ...] = (
+    model_routes,
+    vector_routes,
+    weight_routes,
+    index_routes,
+    saved_routes,
+)
 WORDS = {404: "there is nothing at this address", 405: "this address does not take this method"}
 
 
@@ -43,7 +50,7 @@ WORDS = {404: "there is nothing at this address", 405: "this address does not ta
 class Served:
     """What the routes work with."""
 
-    engine: Engine
+    debugger: Debugger
     store: Store
     worker: Worker
     limits: Limits
@@ -51,7 +58,7 @@ class Served:
 
 
 def create_app(
-    engine: Engine,
+    debugger: Debugger,
     store: Store,
     *,
     access: Access | None = None,
@@ -59,25 +66,27 @@ def create_app(
     static: Path = STATIC,
     in_notebook: bool = False,
     worker: Worker | None = None,
+    routes: Sequence[Callable[[Served], APIRouter]] = ROUTES,
 ) -> Guard:
-    """Build the app around an engine.
+    """Build the app around a debugger.
 
     Args:
-        engine: answers the questions.
+        debugger: what the routes call.
         store: keeps sessions and names; it is closed with the app.
-        access: who may ask; by default whoever reaches the loopback address.
+        access: which requests are accepted; by default all that reach the loopback address.
         limits: on requests.
         static: the folder of the page.
         in_notebook: let pages of this machine show ours in a frame.
         worker: does the model's work; by default one with a thread of its own.
+        routes: functions that make them; a panel of yours may add one to `ROUTES`.
     """
     limits = limits or Limits()
     if worker is None:
         worker = Worker(limits.waiting)
         worker.start()
-    longest = engine.describe().get("longest") or limits.tokens
+    longest = debugger.describe()["longest"] or limits.tokens
     limits = replace(limits, tokens=min(limits.tokens, longest))
-    served = Served(engine, store, worker, limits, IndexBuilder(engine, worker))
+    served = Served(debugger, store, worker, limits, IndexBuilder(debugger, worker))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -94,10 +103,9 @@ def create_app(
         openapi_url="/api/openapi.json",
         lifespan=lifespan,
         telemetry=UNSEEN,
-        default_response_class=Json,
     )
-    for routes in (model_routes, vector_routes, weight_routes, index_routes, saved_routes):
-        app.include_router(routes(served), prefix="/api")
+    for made in routes:
+        app.include_router(made(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)

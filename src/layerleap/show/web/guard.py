@@ -105,18 +105,18 @@ class Guard:
         )
 
     def _foreign(self, scope: Scope, headers: Headers, host: str) -> Response | None:
-        """Refuse what another site's page sends; following a link to our page is fine."""
+        """Reject requests from pages of other sites; following a link to our page is fine."""
         if scope["method"] in SAFE and not scope["path"].startswith("/api"):
             return None
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if site is not None and site not in OWN:
-            return refusal(403, "this request comes from another site's page, which may not ask")
+            return refusal(403, "this request comes from another site's page, which is not allowed")
         if origin is not None and origin.lower() != f"{scope['scheme']}://{host}".lower():
-            return refusal(403, f"this request comes from {origin!r}, which may not ask")
+            return refusal(403, f"this request comes from {origin!r}, which is not allowed")
         return None
 
     def _unfit(self, scope: Scope, headers: Headers) -> Response | None:
-        """Refuse bodies that are not JSON, or too large by their own account."""
+        """Reject bodies that are not JSON, or whose content length is too large."""
         size = headers.get("content-length", "0")
         if size.isdecimal() and int(size[:20]) > self.limits.body:
             return self._too_large()
@@ -129,7 +129,7 @@ class Guard:
         return None
 
     def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
-        """Beyond loopback: swap a one-time link for a cookie; reject requests without either."""
+        """Beyond loopback: exchange a link for a cookie; reject requests without either."""
         if self.access.is_open or self.access.knows(headers.get("cookie", "")):
             return None
         given = parse_qs(scope["query_string"].decode("latin1")).get("token", [""])[0]

@@ -1,6 +1,6 @@
 """The concept index, built while the debugger runs: one build that all pages see.
 
-In: an engine that can build it, and a worker whose spare time it takes. Out: `IndexBuilder` with
+In: a debugger that can build it, and a worker whose spare time it takes. Out: `IndexBuilder` with
 its state, and the routes to it. The build keeps every finished step, so stopping it, Ctrl-C or a
 crash lose one step at most.
 """
@@ -8,22 +8,19 @@ crash lose one step at most.
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
-from layerleap.act.debug.debugger import Stopped
+from layerleap.act.debug.debugger import Debugger, Stopped
 from layerleap.errors import BadSettings, LayerleapError
-from layerleap.show.web import schemas
-from layerleap.show.web.engine import Engine
-from layerleap.show.web.schemas import shape
+from layerleap.show.web.schemas import BuildState, IndexBuild
 from layerleap.show.web.worker import Worker
 
 if TYPE_CHECKING:
     from layerleap.act.debug.index_cost import IndexCost
     from layerleap.show.web.app import Served
 
-State = Literal["unavailable", "missing", "waiting", "building", "stopping", "failed", "ready"]
 BUSY = ("waiting", "building", "stopping")
 TRUSTED = 5.0  # seconds of building after which its own pace says more than the estimate
 NOTHING = {"phase": None, "done": None, "total": None, "unit": None}
@@ -32,37 +29,37 @@ NOTHING = {"phase": None, "done": None, "total": None, "unit": None}
 class IndexBuilder:
     """Starts and stops the one build; safe to use from several threads."""
 
-    def __init__(self, engine: Engine, worker: Worker) -> None:
-        self.engine, self.worker = engine, worker
+    def __init__(self, debugger: Debugger, worker: Worker) -> None:
+        self.debugger, self.worker = debugger, worker
         self._lock = threading.Lock()
-        self._state: State = "missing"
+        self._state: BuildState = "missing"
         self._message: str | None = None
         self._cost: IndexCost | None = None
         self._spent = 0.0  # seconds of the estimate that are behind us
         self._begun: tuple[float, float] | None = None  # when, and what was spent by then
         self._progress: dict[str, Any] = NOTHING
-        index = engine.describe()["index"]
+        index = debugger.index_state()
         if index["buildable"] and not index["ready"]:
             worker.in_spare_time(lambda give_way: self._estimate())
 
-    def describe(self) -> dict[str, Any]:
-        """The state, in the shape of `schemas.IndexBuild`."""
-        index = self.engine.describe()["index"]
+    def describe(self) -> IndexBuild:
+        """The state, for the page."""
+        index = self.debugger.index_state()
         with self._lock:
-            state: State = self._state
+            state: BuildState = self._state
             if state not in BUSY:
                 state = (
                     "ready" if index["ready"] else state if index["buildable"] else "unavailable"
                 )
             cost = None if state in ("ready", "unavailable") else self._cost
-            return {
-                "state": state,
-                "message": index["reason"] if state == "unavailable" else self._message,
-                "seconds": None if cost is None else self._seconds_left(cost),
-                "share": None if cost is None else min(1.0, self._spent / max(cost.total, 1e-9)),
-                "megabytes": None if cost is None else cost.megabytes,
+            return IndexBuild(
+                state=state,
+                message=index["reason"] if state == "unavailable" else self._message,
+                seconds=None if cost is None else self._seconds_left(cost),
+                share=None if cost is None else min(1.0, self._spent / max(cost.total, 1e-9)),
+                megabytes=None if cost is None else cost.megabytes,
                 **self._progress,
-            }
+            )
 
     def _seconds_left(self, cost: "IndexCost") -> float:
         left = max(0.0, cost.total - self._spent)
@@ -71,9 +68,9 @@ class IndexBuilder:
         elapsed, work = time.monotonic() - self._begun[0], self._spent - self._begun[1]
         return left * elapsed / work if elapsed > TRUSTED and work > 0 else left
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> IndexBuild:
         """Build it; nothing happens if it is there or being built."""
-        index = self.engine.describe()["index"]
+        index = self.debugger.index_state()
         if not index["ready"]:
             if not index["buildable"]:
                 raise BadSettings(index["reason"])
@@ -85,7 +82,7 @@ class IndexBuilder:
                     self._state = "building"
         return self.describe()
 
-    def stop(self) -> dict[str, Any]:
+    def stop(self) -> IndexBuild:
         """Stop building at the next chance; finished steps are kept."""
         with self._lock:
             if self._state in BUSY:
@@ -95,7 +92,7 @@ class IndexBuilder:
     def _estimate(self) -> None:
         """What is left to do; on the worker's thread, because it takes the model."""
         try:
-            cost = self.engine.index_cost()
+            cost = self.debugger.index_cost()
         except LayerleapError as error:  # such as another process that is building it
             with self._lock:
                 self._cost, self._message = None, str(error)
@@ -122,7 +119,7 @@ class IndexBuilder:
 
         try:
             report("starting", 0, None)
-            self.engine.build_index(report)
+            self.debugger.build_index(report)
         except Stopped:
             self._end("missing")
             self._estimate()  # what is left now
@@ -133,7 +130,7 @@ class IndexBuilder:
         else:
             self._end("missing")  # it is found, and so "ready"
 
-    def _end(self, state: State, message: str | None = None) -> None:
+    def _end(self, state: BuildState, message: str | None = None) -> None:
         with self._lock:
             self._state, self._message, self._progress = state, message, NOTHING
             self._begun = None
@@ -142,17 +139,7 @@ class IndexBuilder:
 def index_routes(served: "Served") -> APIRouter:
     """The routes: how far the index is, build it, stop building."""
     routes, builder = APIRouter(), served.builder
-
-    @routes.get("/index", **shape(schemas.IndexBuild))
-    def state() -> dict[str, Any]:
-        return builder.describe()
-
-    @routes.post("/index", **shape(schemas.IndexBuild))
-    def build() -> dict[str, Any]:
-        return builder.start()
-
-    @routes.delete("/index", **shape(schemas.IndexBuild))
-    def stop() -> dict[str, Any]:
-        return builder.stop()
-
+    routes.get("/index")(builder.describe)
+    routes.post("/index")(builder.start)
+    routes.delete("/index")(builder.stop)
     return routes

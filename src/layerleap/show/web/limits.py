@@ -1,4 +1,4 @@
-"""How much one request, and all of them together, may ask of the server."""
+"""Limits on one request, and on all of them together."""
 
 from dataclasses import dataclass
 
@@ -38,13 +38,3 @@ class Limits:
     clients: int = 32
     body: int = 4 * 2**20
     sessions: int = 500
-
-    def to_dict(self) -> dict[str, int]:
-        """Those that the page shows."""
-        return {
-            "tokens": self.tokens,
-            "edits": self.edits,
-            "new_tokens": self.new_tokens,
-            "top": self.top,
-            "follow": self.follow,
-        }

@@ -1,10 +1,11 @@
 """The bodies of requests, with their limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from layerleap.show.web import limits
+from layerleap.show.web.frames import TextSide
 from layerleap.show.web.store import state_text
 
 
@@ -23,7 +24,7 @@ Name = Annotated[str, Field(max_length=limits.NAME)]
 
 
 class Body(BaseModel):
-    """A request; unknown fields are refused, because they are mistakes."""
+    """The body of a request; unknown fields are refused, because they are mistakes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,10 +78,7 @@ class Generate(Body):
     input: Input
     edits: Edits = []
     max_new_tokens: Annotated[int, Field(ge=1, le=limits.NEW_TOKENS)] = 20
-    sides: Annotated[list[Literal["plain", "edited"]], Field(min_length=1, max_length=2)] = [
-        "plain",
-        "edited",
-    ]
+    sides: Annotated[list[TextSide], Field(min_length=1, max_length=2)] = ["plain", "edited"]
 
 
 class VectorName(Body):

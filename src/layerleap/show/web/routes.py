@@ -1,4 +1,4 @@
-"""Routes that ask the model, and those for what the user keeps: sessions and exports."""
+"""Routes about the model and a prompt, and those for what the user keeps: sessions and exports."""
 
 import time
 from functools import partial
@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 import layerleap
 from layerleap.errors import BadSettings, BadText
-from layerleap.show.web import requests as ask, schemas
-from layerleap.show.web.answers import answer, stream
-from layerleap.show.web.schemas import shape
+from layerleap.lens.vocabulary.tokens import TokenLabel
+from layerleap.show.web import frames, requests, schemas
+from layerleap.show.web.answers import Lines, answer, stream
+from layerleap.show.web.schemas import Json
 from layerleap.show.web.snippet import exported
 from layerleap.show.web.worker import Emit, ShouldStop
 
@@ -22,113 +23,100 @@ Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 def model_routes(served: "Served") -> APIRouter:
-    """The routes, around one engine."""
-    routes, asked = APIRouter(), Questions(served)
-    routes.get("/model", **shape(schemas.Model))(asked.model)
-    routes.post("/tokens", **shape(schemas.Tokens))(asked.tokens)
-    routes.post("/vocabulary", **shape(schemas.Vocabulary))(asked.vocabulary)
-    routes.post("/trace")(asked.trace)
-    routes.post("/cell")(asked.cell)
-    routes.post("/generate")(asked.generate)
+    """The routes about the model and a prompt."""
+    routes, model = APIRouter(), ModelRoutes(served)
+    routes.get("/model", response_model=schemas.Model)(model.describe)
+    routes.post("/tokens", response_model=schemas.Tokens)(model.tokens)
+    routes.post("/vocabulary", response_model=schemas.Vocabulary)(model.vocabulary)
+    routes.post("/trace", **_lines_of(frames.TraceFrame))(model.trace)
+    routes.post("/cell", response_model=schemas.CellReading)(model.cell)
+    routes.post("/generate", **_lines_of(frames.GenerateFrame))(model.generate)
     return routes
 
 
-class Questions:
-    """What can be asked about a model and a prompt.
+def _lines_of(frame: Any) -> dict[str, Any]:
+    """Arguments for a route that streams frames, a line each."""
+    return {"response_class": Lines, "responses": {200: {"model": frame}}}
+
+
+class ModelRoutes:
+    """Requests about a model and a prompt.
 
     Methods that begin with an underscore run on the worker's thread, all others on the server's.
     """
 
     def __init__(self, served: "Served") -> None:
-        self.engine, self.store = served.engine, served.store
+        self.debugger, self.store = served.debugger, served.store
         self.worker, self.limits = served.worker, served.limits
 
-    def model(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """The model, its blocks and lenses, and the limits on requests."""
-        return {
-            **self.engine.describe(),
-            "limits": self.limits.to_dict(),
-            "version": layerleap.__version__,
-        }
+        described = self.debugger.describe()
+        return {**described, "limits": self.limits, "version": layerleap.__version__}
 
-    def tokens(self, body: ask.Text) -> dict[str, Any]:
-        """A text cut into tokens."""
-        return {"tokens": self.engine.tokens(body.text), "limit": self.limits.tokens}
+    def tokens(self, body: requests.Text) -> Json:
+        """A text cut into tokens; none for an empty one."""
+        tokens = self.debugger.tokens(body.text) if body.text else []
+        return {"tokens": tokens, "limit": self.limits.tokens}
 
-    def vocabulary(self, body: ask.Text) -> dict[str, Any]:
+    def vocabulary(self, body: requests.Text) -> Json:
         """Output tokens that a typed text may mean."""
-        return {"tokens": self.engine.vocabulary(body.text)}
+        return {"tokens": self.debugger.outputs(body.text) if body.text else []}
 
-    async def trace(self, body: ask.Trace) -> Response:
+    async def trace(self, body: requests.Trace) -> Response:
         """Every layer's reading of every position, as a stream of frames."""
         return await stream(self.worker, partial(self._trace, body))
 
-    async def cell(self, body: ask.Cell, request: Request) -> Response:
+    async def cell(self, body: requests.Cell, request: Request) -> Json:
         """One block at one position: its stages and its strongest sub-updates."""
         return await answer(self.worker, request, partial(self._cell, body))
 
-    async def generate(self, body: ask.Generate) -> Response:
+    async def generate(self, body: requests.Generate) -> Response:
         """The prompt continued, with and without edits, as a stream of frames."""
         return await stream(self.worker, partial(self._generate, body))
 
-    def _trace(self, body: ask.Trace, emit: Emit, should_stop: ShouldStop) -> None:
-        for frame in self.engine.trace(
-            self._prompt(body.input),
-            lens=body.lens,
-            watch=body.watch,
-            edits=body.edits,
-            top=body.top,
-            follow=body.follow,
-            selected=body.selected,
-            should_stop=should_stop,
-        ):
-            emit(frame)
-
-    def _cell(self, body: ask.Cell) -> dict[str, Any]:
-        reading = self.engine.cell(
-            self._prompt(body.input),
-            block=body.block,
-            position=body.position,
-            lens=body.lens,
-            watch=body.watch,
-            edits=body.edits,
-            top=body.top,
-        )
-        for side in (reading, reading.get("after") or {}):
-            updates = (side.get("neurons") or {}).get("updates", [])
-            names = self.store.names((body.block, each["neuron"]) for each in updates)
-            for each in updates:
-                each["name"] = names.get((body.block, each["neuron"]))
-        return reading
-
-    def _generate(self, body: ask.Generate, emit: Emit, should_stop: ShouldStop) -> None:
+    def _trace(self, body: requests.Trace, emit: Emit, should_stop: ShouldStop) -> None:
+        options = body.model_dump(exclude={"input"})
         ids = self._prompt(body.input)
-        if reason := self.engine.describe()["generate_reason"]:
+        for frame in self.debugger.trace(ids, **options, should_stop=should_stop):
+            emit(frames.traced(frame))
+
+    def _cell(self, body: requests.Cell) -> Json:
+        options = body.model_dump(exclude={"input"})
+        cell = self.debugger.cell(self._prompt(body.input), **options)
+        for side in filter(None, (cell, cell["after"])):
+            names = self.store.names((one["block"], one["neuron"]) for one in side["updates"])
+            for update in side["updates"]:
+                update["name"] = names.get((update["block"], update["neuron"]))
+        return schemas.ranks_from_one(cell)
+
+    def _generate(self, body: requests.Generate, emit: Emit, should_stop: ShouldStop) -> None:
+        ids = self._prompt(body.input)
+        if reason := self.debugger.describe()["generate_reason"]:
             raise BadSettings(reason)
-        self.engine.check_edits(body.edits)  # now: later, half of the text would be written
+        self.debugger.check_edits(body.edits)  # now: later, half of the text would be written
         for side in dict.fromkeys(body.sides):
             self._write(ids, side, body, emit, should_stop)
-        emit({"frame": "end"})
+        emit(frames.EndFrame())
 
     def _write(
         self,
         ids: list[int],
-        side: str,
-        body: ask.Generate,
+        side: frames.TextSide,
+        body: requests.Generate,
         emit: Emit,
         should_stop: ShouldStop,
     ) -> None:
         """Generate one side."""
-        emit({"frame": "start", "side": side})
+        emit(frames.StartFrame(side=side))
         pieces: list[str] = []
         started = time.perf_counter()
 
-        def on_token(token: dict[str, Any], piece: str) -> None:
+        def on_token(token: TokenLabel, piece: str) -> None:
             pieces.append(piece)
-            shown = {"id": token["id"], "piece": piece, "label": token["label"]}
-            emit({"frame": "token", "side": side, **shown})
+            emit(frames.TokenFrame(side=side, id=token.id, piece=piece, label=token.label))
 
-        self.engine.generate(
+        self.debugger.generate(
             ids,
             edits=body.edits if side == "edited" else [],
             on_token=on_token,
@@ -136,13 +124,13 @@ class Questions:
             should_stop=should_stop,
         )
         seconds = time.perf_counter() - started
-        emit({"frame": "done", "side": side, "text": "".join(pieces), "seconds": seconds})
+        emit(frames.TextFrame(side=side, text="".join(pieces), seconds=seconds))
 
-    def _prompt(self, given: ask.Input) -> list[int]:
+    def _prompt(self, given: requests.Input) -> list[int]:
         """The ids of a prompt, neither none nor too many."""
         ids = given.ids
         if ids is None:
-            ids = [token["id"] for token in self.engine.tokens(given.text or "")]
+            ids = self.debugger.encode(given.text) if given.text else []
         if not ids:
             raise BadText("the prompt is empty; type something to read")
         if len(ids) > self.limits.tokens:
@@ -154,32 +142,32 @@ class Questions:
 
 
 def saved_routes(served: "Served") -> APIRouter:
-    """The routes, around one store."""
+    """The routes about what the user keeps."""
     routes, store = APIRouter(), served.store
 
-    @routes.get("/sessions", **shape(list[schemas.SavedTitle]))
-    def sessions() -> list[dict[str, Any]]:
+    @routes.get("/sessions", response_model=list[schemas.SavedTitle])
+    def sessions() -> list[Json]:
         return store.sessions()
 
-    @routes.get("/sessions/{id}", **shape(schemas.SavedSession))
-    def session(id: Id) -> dict[str, Any]:
-        kept = store.session(id)
-        if kept is None:
+    @routes.get("/sessions/{id}", response_model=schemas.SavedSession)
+    def session(id: Id) -> Json:
+        session = store.session(id)
+        if session is None:
             raise HTTPException(404)
-        return kept
+        return session
 
-    @routes.put("/sessions/{id}", **shape(schemas.SavedTitle))
-    def save(id: Id, body: ask.Session) -> dict[str, Any]:
+    @routes.put("/sessions/{id}", response_model=schemas.SavedTitle)
+    def save(id: Id, body: requests.Session) -> Json:
         return store.save_session(id, body.title.strip() or "untitled", body.state)
 
-    @routes.delete("/sessions/{id}")
-    def delete(id: Id) -> dict[str, bool]:
+    @routes.delete("/sessions/{id}", response_model=schemas.Deleted)
+    def delete(id: Id) -> Json:
         if not store.delete_session(id):
             raise HTTPException(404)
         return {"deleted": True}
 
-    @routes.post("/export")
-    def export(body: ask.Export) -> dict[str, Any]:
-        return exported(served.engine.describe(), body.state)
+    @routes.post("/export", response_model=schemas.Exported)
+    def export(body: requests.Export) -> Json:
+        return exported(served.debugger.describe(), body.state)
 
     return routes

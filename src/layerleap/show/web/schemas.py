@@ -1,18 +1,20 @@
-"""The shapes of answers, for the schema at /api/openapi.json.
+"""The shapes of answers: validated when they are made, shown at /api/openapi.json.
 
-They document and are not enforced: answers are built from plain JSON types. A test holds them
-against the answers of real models.
+`python tests/web/page_types.py` writes them down for the page, in `static/types.js`; after
+a change, run it. Ranks count from 1 here, as people count, and from 0 in the debugger.
 """
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Json = dict[str, Any]
+
 
 class Answer(BaseModel):
-    """An answer, or a part of one."""
+    """An answer, or a part of one; JSON has null for a number that is not finite."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
 
 
 class Token(Answer):
@@ -57,10 +59,13 @@ class Index(Answer):
     buildable: bool  # whether this server may build it
 
 
+BuildState = Literal["unavailable", "missing", "waiting", "building", "stopping", "failed", "ready"]
+
+
 class IndexBuild(Answer):
     """How far the concept index is; `seconds` are what is left, `megabytes` what it will take."""
 
-    state: Literal["unavailable", "missing", "waiting", "building", "stopping", "failed", "ready"]
+    state: BuildState
     message: str | None
     seconds: float | None
     share: float | None
@@ -96,9 +101,9 @@ class Model(Answer):
     can_generate: bool
     generate_reason: str | None
     examples: list[Example]
-    longest: int | None = None
-    exit_rule: str | None = None
-    bank: str | None = None
+    longest: int | None
+    exit_rule: str  # of the exit marks, in words
+    bank: str | None
     index: Index
     limits: RequestLimits
     fingerprint: str
@@ -156,6 +161,121 @@ class Range(Answer):
     high: float
     std: float
     positive: float
+
+
+class Predicted(Answer):
+    """A token of a stage; `climbed` counts ranks gained since the stage before."""
+
+    token: Token
+    prob: float
+    rank: int
+    climbed: int | None
+
+
+class Stage(Answer):
+    """What a lens reads at one point of a block."""
+
+    where: Literal["before", "attention", "ffn"]
+    layer: int
+    top: list[Predicted]
+    watched: Predicted | None
+
+
+class Update(Answer):
+    """What a neuron adds to the residual stream, and what the user calls the neuron."""
+
+    block: int
+    neuron: int
+    name: str | None
+    coefficient: float
+    norm: float
+    strength: float
+    share: float
+    promotes: list[Scored]
+    suppresses: list[Scored]
+    range: Range | None
+
+
+class BlockReading(Answer):
+    """The stages and neurons of a block; `missing` says what cannot be shown, and why."""
+
+    block: int
+    style: str | None
+    stages: list[Stage]
+    updates: list[Update]
+    total_norm: float | None
+    shown_share: float
+    bias_share: float
+    rest_share: float
+    missing: dict[str, str]
+
+
+class CellReading(BlockReading):
+    """A block at one position; `after` is the same with edits."""
+
+    position: int
+    token: Token
+    after: BlockReading | None
+
+
+def ranks_from_one(cell: Json) -> Json:
+    """The debugger's cell with ranks as the page counts them."""
+    for side in filter(None, (cell, cell["after"])):
+        for stage in side["stages"]:
+            for predicted in filter(None, (*stage["top"], stage["watched"])):
+                predicted["rank"] += 1
+    return cell
+
+
+class VectorName(Answer):
+    """What the user calls a value vector."""
+
+    block: int
+    neuron: int
+    name: str | None
+    note: str | None
+
+
+class Member(Answer):
+    """A value vector of a cluster, and its cosine to the centre."""
+
+    block: int
+    neuron: int
+    cosine: float
+    promotes: list[Token]
+    name: str | None
+
+
+class Neighbour(Member):
+    """A value vector that points the same way as another."""
+
+    suppresses: list[Token]
+
+
+class Neighbours(Answer):
+    """The value vectors that are nearest to one."""
+
+    neighbours: list[Neighbour]
+
+
+class ClusterTitle(Answer):
+    """A group of value vectors, and the tokens they share."""
+
+    number: int
+    size: int
+    tokens: list[Token]
+
+
+class Clusters(Answer):
+    """Groups of value vectors."""
+
+    clusters: list[ClusterTitle]
+
+
+class Cluster(ClusterTitle):
+    """A group with the members that are nearest to its centre."""
+
+    members: list[Member]
 
 
 class Vector(Answer):
@@ -229,6 +349,14 @@ class SavedSession(SavedTitle):
     state: dict[str, Any]
 
 
-def shape(model: Any) -> dict[str, Any]:
-    """Arguments for a route whose answer has the shape of `model`."""
-    return {"response_model": None, "responses": {200: {"model": model}}}
+class Deleted(Answer):
+    """That a session is gone."""
+
+    deleted: bool
+
+
+class Exported(Answer):
+    """A session as JSON, and as Python that reproduces it."""
+
+    json_: Json = Field(alias="json")
+    python: str

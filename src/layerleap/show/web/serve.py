@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
                 has_failed = not self.should_exit
                 self.stop()
             if has_failed:
-                raise RuntimeError("the server has ended by itself")
+                raise RuntimeError("the server stopped unexpectedly")
 
     def start(self) -> None:
         """Serve on a thread."""
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
     def _run_there(self) -> None:
         try:
             self.run(sockets=[self.listening])
-        finally:  # even if it could not start: nobody will bring work any more
+        finally:  # even if it could not start: no more work will come
             self.config.app.stop()  # type: ignore[union-attr]  # a Guard
 
     @property

@@ -19,6 +19,7 @@ from layerleap.progress import Progress
 from layerleap.show.web import need_web
 
 if TYPE_CHECKING:
+    from layerleap.act.debug.debugger import Debugger
     from layerleap.show.web.access import Access
     from layerleap.show.web.serve import Server
     from layerleap.show.web.worker import Worker
@@ -29,23 +30,23 @@ HEIGHT = 900  # pixels of the page in a notebook
 
 
 def make_server(
-    engine: Any,
+    debugger: "Debugger",
     access: "Access",
     listening: Any,
     *,
     in_notebook: bool = False,
     worker: "Worker | None" = None,
 ) -> "Server":
-    """The server of one engine; see `create_app`."""
+    """The server of one debugger; see `create_app`."""
     from layerleap.show.web.app import create_app
     from layerleap.show.web.limits import Limits
     from layerleap.show.web.serve import Server
     from layerleap.show.web.store import Store
 
     limits = Limits()
-    store = Store(engine.describe()["fingerprint"], sessions=limits.sessions)
+    store = Store(debugger.describe()["fingerprint"], sessions=limits.sessions)
     app = create_app(
-        engine, store, access=access, limits=limits, in_notebook=in_notebook, worker=worker
+        debugger, store, access=access, limits=limits, in_notebook=in_notebook, worker=worker
     )
     return Server(app, listening)
 
@@ -148,11 +149,11 @@ def debug(
     wanted = port if port is not None else next_free("127.0.0.1", PORT - 1) or 0
     listening = listen("127.0.0.1", wanted)
     try:
-        engine = open_engine(
+        debugger = open_debugger(
             model, bank, index, other_model=other_model, tell=tell, progress=progress
         )
         access = Access(port=listening.getsockname()[1])
-        server = make_server(engine, access, listening, in_notebook=in_notebook())
+        server = make_server(debugger, access, listening, in_notebook=in_notebook())
     except BaseException:
         listening.close()
         raise
@@ -171,7 +172,7 @@ def running(model: object) -> DebugSession | None:
     return next((each for each in _RUNNING if each._model is model and each.is_running), None)
 
 
-def open_engine(
+def open_debugger(
     model: Transformer,
     bank: ShortcutBank | str | Path | None,
     index: bool | str | Path | None,
@@ -179,24 +180,24 @@ def open_engine(
     other_model: bool = False,
     tell: Callable[[str], None],
     progress: Progress | bool,
-) -> Any:
-    """The engine, with its lenses and its index."""
+) -> "Debugger":
+    """The debugger of a model, with its lenses and its index."""
     from layerleap.act.debug.debugger import Debugger
     from layerleap.maps.fit import find_bank
-    from layerleap.show.web.engine import ModelEngine
 
     shortcuts = find_bank(model, bank, other_model=other_model, tell=tell, progress=progress)
-    concepts, missing = _find_index(model, index, tell, progress)
-    source = str(bank) if isinstance(bank, str | Path) else None
-    debugger = Debugger(model, bank=shortcuts, index=concepts)
-    if index is False:
-        return ModelEngine(debugger, missing, source)
-    return ModelEngine(
-        debugger,
-        missing,
-        source,
-        lambda: _find_index(model, None, tell, progress)[0],
-        can_build=True,
+    concepts, no_index = _find_index(model, index, tell, progress)
+
+    def find_index() -> Any:
+        return _find_index(model, None, tell, progress)[0]
+
+    return Debugger(
+        model,
+        bank=shortcuts,
+        bank_name=str(bank) if isinstance(bank, str | Path) else None,
+        index=concepts,
+        no_index=no_index,
+        find_index=None if index is False else find_index,
     )
 
 

@@ -177,7 +177,7 @@ def state_text(state: dict[str, Any]) -> str:
 
 
 def _use_write_ahead_log(database: sqlite3.Connection) -> None:
-    """Wait for whoever opens the new file too: SQLite's own time-out does not cover this switch."""
+    """Wait for other processes that open the new file: SQLite's own time-out leaves this out."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,14 +1,13 @@
 """Routes about weights: value vectors and keys, names, search, clusters; pairs of heads."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.responses import Response
 
-from layerleap.show.web import limits, requests as ask, schemas
+from layerleap.show.web import limits, requests, schemas
 from layerleap.show.web.answers import answer
-from layerleap.show.web.schemas import shape
+from layerleap.show.web.schemas import Json
 
 if TYPE_CHECKING:
     from layerleap.show.web.app import Served
@@ -21,60 +20,55 @@ Words = Annotated[str, Query(max_length=limits.NAME)]
 
 
 def vector_routes(served: "Served") -> APIRouter:
-    """The routes, around one engine and its index."""
-    routes, engine, store = APIRouter(), served.engine, served.store
+    """The routes about value vectors, their names and the concept index."""
+    routes, debugger, store = APIRouter(), served.debugger, served.store
 
-    def named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def named(rows: list[Json]) -> list[Json]:
         names = store.names((row["block"], row["neuron"]) for row in rows)
         return [{**row, "name": names.get((row["block"], row["neuron"]))} for row in rows]
 
-    @routes.get("/vectors/{block}/{neuron}", **shape(schemas.Vector))
-    async def vector(block: Block, neuron: Neuron, request: Request) -> Response:
-        def compute() -> dict[str, Any]:
-            vector = engine.vector(block, neuron)
+    @routes.get("/vectors/{block}/{neuron}", response_model=schemas.Vector)
+    async def vector(block: Block, neuron: Neuron, request: Request) -> Json:
+        def compute() -> Json:
             name, note = store.name(block, neuron)
-            return {**vector, "name": name, "note": note}
+            return {**debugger.vector(block, neuron), "name": name, "note": note}
 
         return await answer(served.worker, request, compute)
 
-    @routes.get("/vectors/{block}/{neuron}/neighbours")
-    async def neighbours(block: Block, neuron: Neuron, request: Request, top: Top = 10) -> Response:
-        def compute() -> dict[str, Any]:  # from the weights, which may have to be converted
-            return {"neighbours": named(engine.neighbours(block, neuron, top=top))}
+    @routes.get("/vectors/{block}/{neuron}/neighbours", response_model=schemas.Neighbours)
+    async def neighbours(block: Block, neuron: Neuron, request: Request, top: Top = 10) -> Json:
+        def compute() -> list[Json]:  # from the weights, which may have to be converted
+            return named(debugger.neighbours(block, neuron, top=top))
 
-        return await answer(served.worker, request, compute)
+        return {"neighbours": await answer(served.worker, request, compute)}
 
-    @routes.put("/vectors/{block}/{neuron}/name")
-    def name(block: Block, neuron: Neuron, body: ask.VectorName) -> dict[str, Any]:
-        engine.check_neuron(block, neuron)
-        title, note = body.name.strip(), body.note.strip()
-        store.save_name(block, neuron, title, note)
-        return {"block": block, "neuron": neuron, "name": title or None, "note": note or None}
+    @routes.put("/vectors/{block}/{neuron}/name", response_model=schemas.VectorName)
+    def name(block: Block, neuron: Neuron, body: requests.VectorName) -> Json:
+        debugger.check_neuron(block, neuron)
+        name, note = body.name.strip(), body.note.strip()
+        store.save_name(block, neuron, name, note)
+        return {"block": block, "neuron": neuron, "name": name or None, "note": note or None}
 
-    @routes.get("/search", **shape(schemas.Search))
+    @routes.get("/search", response_model=schemas.Search)
     def search(
         q: Words,
         top: Top = 20,
         side: Literal["both", "promoted", "suppressed"] = "both",
         space: Literal["any", "with", "without"] = "any",
-    ) -> dict[str, Any]:
+    ) -> Json:
         started = time.perf_counter()
-        matches = engine.search(q, top=top, side=side, space=space)
-        took = (time.perf_counter() - started) * 1000
-        return {
-            "query": q,
-            "results": named(matches["results"]),
-            "notes": matches["notes"],
-            "milliseconds": round(took, 3),
-        }
+        matches = debugger.search(q, top=top, side=side, space=space)
+        milliseconds = round((time.perf_counter() - started) * 1000, 3)
+        results = named(matches["results"])
+        return {**matches, "query": q, "results": results, "milliseconds": milliseconds}
 
-    @routes.get("/clusters")
-    def clusters(q: Words | None = None, top: Top = 50) -> dict[str, Any]:
-        return {"clusters": engine.clusters(top=top, query=q or None)}
+    @routes.get("/clusters", response_model=schemas.Clusters)
+    def clusters(q: Words | None = None, top: Top = 50) -> Json:
+        return {"clusters": debugger.clusters(top=top, query=q or None)}
 
-    @routes.get("/clusters/{number}")
-    def cluster(number: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
-        group = engine.cluster(number)
+    @routes.get("/clusters/{number}", response_model=schemas.Cluster)
+    def cluster(number: Annotated[int, Path(ge=0, lt=2**31)]) -> Json:
+        group = debugger.cluster(number)
         return {**group, "members": named(group["members"])}
 
     return routes
@@ -82,17 +76,17 @@ def vector_routes(served: "Served") -> APIRouter:
 
 def weight_routes(served: "Served") -> APIRouter:
     """The routes about what else is read from the weights: keys and heads."""
-    routes, engine = APIRouter(), served.engine
+    routes, debugger = APIRouter(), served.debugger
 
-    @routes.get("/vectors/{block}/{neuron}/keys", **shape(schemas.Keys))
-    async def keys(block: Block, neuron: Neuron, request: Request) -> Response:
-        return await answer(served.worker, request, lambda: engine.keys(block, neuron))
+    @routes.get("/vectors/{block}/{neuron}/keys", response_model=schemas.Keys)
+    async def keys(block: Block, neuron: Neuron, request: Request) -> Json:
+        return await answer(served.worker, request, lambda: debugger.keys(block, neuron))
 
-    @routes.get("/heads/{block}", **shape(schemas.Heads))
-    async def heads(block: Block, request: Request) -> Response:
-        return await answer(served.worker, request, lambda: engine.heads(block))
+    @routes.get("/heads/{block}", response_model=schemas.Heads)
+    async def heads(block: Block, request: Request) -> Json:
+        return await answer(served.worker, request, lambda: debugger.heads(block))
 
-    @routes.get("/heads/{block}/{head}", **shape(schemas.Pairs))
+    @routes.get("/heads/{block}/{head}", response_model=schemas.Pairs)
     async def pairs(
         block: Block,
         head: Neuron,
@@ -100,9 +94,9 @@ def weight_routes(served: "Served") -> APIRouter:
         form: Literal["vo", "qk"] = "vo",
         offset: Offset = 0,
         top: Top = 20,
-    ) -> Response:
-        def compute() -> dict[str, Any]:
-            return engine.pairs(block, head, form=form, offset=offset, top=top)
+    ) -> Json:
+        def compute() -> Json:
+            return debugger.pairs(block, head, form=form, offset=offset, top=top)
 
         return await answer(served.worker, request, compute)
 

@@ -1,7 +1,7 @@
 """The thread that works with the model, and the short queue before it.
 
-In: jobs, each a function that emits frames. Out: the frames, as they come, to whoever waits for
-them. A job whose client has gone, or reads nothing, is dropped from the queue or stopped.
+In: jobs, each a function that emits frames. Out: the frames, as they come, to the client that
+asked. A job whose client has gone, or has stopped reading, is dropped from the queue or stopped.
 
 Long work that nobody waits for is done in spare time: on the same thread, because a second one
 would take the cores from under the first, and it lets the queue go first whenever it can.
@@ -12,18 +12,18 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 from layerleap.act.debug.debugger import Stopped
 from layerleap.errors import LayerleapError
+from layerleap.show.web.frames import QueuedFrame
+from layerleap.show.web.schemas import Answer
 
-Frame = dict[str, Any]
-Emit = Callable[[Frame], None]
+Emit = Callable[[Answer], None]
 ShouldStop = Callable[[], bool]
 Work = Callable[[Emit, ShouldStop], None]
 SpareWork = Callable[[Callable[[], None]], None]  # gets `give_way`
 AHEAD = 64  # frames that may wait for their reader; then the work waits
-PATIENCE = 30.0  # seconds; then drop clients that stop reading, as others want the model
+PATIENCE = 30.0  # seconds until a client that stops reading is dropped: others want the model
 
 
 class Busy(LayerleapError):
@@ -43,7 +43,7 @@ class Job:
         self.work = work
         self.ahead = 0  # jobs before this one when it was queued
         self._loop = asyncio.get_running_loop()
-        self._frames: asyncio.Queue[Frame | BaseException | None] = asyncio.Queue()
+        self._frames: asyncio.Queue[Answer | BaseException | None] = asyncio.Queue()
         self._room = threading.Semaphore(AHEAD)
         self._stop = threading.Event()
 
@@ -58,14 +58,14 @@ class Job:
             return error
         return None
 
-    def _emit(self, frame: Frame) -> None:
+    def _emit(self, frame: Answer) -> None:
         if not self._room.acquire(timeout=PATIENCE):
             self.cancel()
         if self.is_cancelled():
             raise Stopped
         self.put(frame)
 
-    def put(self, item: Frame | BaseException | None) -> None:
+    def put(self, item: Answer | BaseException | None) -> None:
         """Hand something to the reader; from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._frames.put_nowait, item)
@@ -78,10 +78,10 @@ class Job:
         self._room.release()
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the rest."""
+        """Whether the client no longer wants the rest."""
         return self._stop.is_set()
 
-    async def next(self) -> Frame | None:
+    async def next(self) -> Answer | None:
         """The next frame, or None after the last one; raises what the work raised."""
         item = await self._frames.get()
         self._room.release()
@@ -89,7 +89,7 @@ class Job:
             raise item
         return item
 
-    async def frames(self) -> AsyncIterator[Frame]:
+    async def frames(self) -> AsyncIterator[Answer]:
         """All frames, as they come."""
         while (frame := await self.next()) is not None:
             yield frame
@@ -182,7 +182,7 @@ class Worker:
     def _wait(self) -> bool:
         """Wait for something to do; False if the worker is to end."""
         with self._changed:
-            # With a limit: where nothing else ends a wait, Ctrl-C is heard after it.
+            # With a limit: on some systems Ctrl-C is only handled after a wait.
             while not self._changed.wait_for(
                 lambda: self._queue or self._spare or self._is_closed, timeout=1
             ):
@@ -213,4 +213,4 @@ class Worker:
     def _tell_places(self) -> None:
         """Tell every job that waits how many are before it."""
         for place, job in enumerate(self._queue, start=1):
-            job.put({"frame": "queued", "place": place})
+            job.put(QueuedFrame(place=place))

@@ -1,5 +1,5 @@
 // @ts-check
-// The server: JSON in, JSON or lines of JSON out. Notices when it is gone and when it is back.
+// Requests to the server: JSON in, JSON or lines of JSON out. Reports when the server is gone or back.
 
 import { now, set } from "./state.js";
 import { sentence } from "./words.js";
@@ -35,7 +35,7 @@ export function isAbort(error) {
  * @param {{method?: string, body?: unknown, signal?: AbortSignal}} [options]
  * @returns {Promise<Response>}
  */
-async function ask(path, { method = "GET", body, signal } = {}) {
+async function send(path, { method = "GET", body, signal } = {}) {
   /** @type {RequestInit} */
   const request = { method, signal: signal ?? null, cache: "no-store" };
   if (body !== undefined) {
@@ -74,20 +74,23 @@ async function refusal(response) {
  * @returns {Promise<any>}
  */
 export async function json(path, options) {
-  const response = await ask(path, options);
+  const response = await send(path, options);
   return response.status === 204 ? null : response.json();
 }
 
+/** @import { GenerateFrame, GenerateRequest, TraceFrame, TraceRequest } from "./types.js" */
+
 /**
  * The frames of a streamed answer, one by one.
- * @param {string} path
- * @param {unknown} body
+ * @template {"trace"|"generate"} P
+ * @param {P} path
+ * @param {P extends "trace" ? TraceRequest : GenerateRequest} body
  * @param {string} last the frame that ends a whole answer; an error does, too
  * @param {AbortSignal} signal
- * @returns {AsyncGenerator<any>}
+ * @returns {AsyncGenerator<P extends "trace" ? TraceFrame : GenerateFrame>}
  */
 export async function* frames(path, body, last, signal) {
-  const response = await ask(path, { method: "POST", body, signal });
+  const response = await send(path, { method: "POST", body, signal });
   const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
   const decoder = new TextDecoder();
   let rest = "";

@@ -1,5 +1,5 @@
 // @ts-check
-// Starts the parts of the page. Each keeps itself in step with the state; none calls another to redraw.
+// Starts the parts of the page. Each redraws itself when the state changes; none calls another to redraw.
 
 import * as cell from "./cell.js";
 import * as edits from "./edits.js";
@@ -89,7 +89,7 @@ on(["model"], ({ model, prompt }) => {
   if (prompt) run();
 });
 
-/** A damaged link opens, but not in silence. @param {string} fragment */
+/** Say which edits of a damaged link were left out. @param {string} fragment */
 function warn(fragment) {
   const lost = link.unreadEdits(fragment).map((text) => `"${text}"`);
   if (lost.length) edits.refuse(`In the link ${lost.join(" and ")} cannot be read as an edit, so it was left out.`);

@@ -9,20 +9,17 @@ import { now, on, set } from "./state.js";
 import { cellAt, nameOf } from "./trace.js";
 import { chip, measure, neuronName, percent, pin, rankChange, sentence, signed } from "./words.js";
 
-/** @typedef {import("./types.js").CellReading} CellReading */
-/** @typedef {import("./types.js").Stage} Stage */
-/** @typedef {import("./types.js").Update} Update */
-/** @typedef {import("./types.js").State} State */
-/** @typedef {import("./types.js").Trace} Trace */
+/** @import { State, Trace } from "./state.js" */
+/** @import { BlockReading, CellReading, Stage, Update } from "./types.js" */
 
 const WHERE = { before: "Before", attention: "After attention", ffn: "After the FFN" };
 const SHORT = 6; // tokens per stage before "show all"
 let all = false;
 /** @type {AbortController|null} */
 let asking = null;
-let asked = "";
+let loadedKey = "";
 
-/** What the shown cell depends on. @param {Readonly<State>} state */
+/** What the shown cell depends on. @param {Readonly<State>} state @returns {import("./types.js").CellRequest|null} */
 function wanted(state) {
   const chosen = state.selected;
   const trace = chosen && state.traces[chosen.grid];
@@ -36,8 +33,8 @@ function wanted(state) {
 async function load() {
   const body = wanted(now());
   const key = JSON.stringify(body);
-  if (key === asked) return;
-  asked = key;
+  if (key === loadedKey) return;
+  loadedKey = key;
   asking?.abort();
   if (!body || body.block === 0) return set({ cell: { status: "done", message: "", reading: null } });
   const controller = new AbortController();
@@ -53,7 +50,7 @@ async function load() {
     set({ cell: { status: "done", message: "", reading } });
   } catch (error) {
     if (isAbort(error)) return;
-    asked = "";
+    loadedKey = "";
     set({ cell: { status: "error", message: /** @type {Error} */ (error).message, gone: mayRecover(error), reading: null } });
   }
 }
@@ -155,17 +152,14 @@ function pinned(id) {
   return now().pinned.some((token) => token.id === id);
 }
 
-/** @param {CellReading} shown @param {CellReading} reading */
+/** @param {BlockReading} shown @param {CellReading} reading */
 function stages(shown, reading) {
-  const names = new Map(Object.entries({ ...reading.names, ...shown.names }));
-  /** @param {number} id */
-  const name = (id) => names.get(String(id)) ?? nameOf(id);
-  const columns = shown.stages.map((stage) => stageColumn(stage, name));
+  const columns = shown.stages.map(stageColumn);
   const longest = Math.max(...shown.stages.map((stage) => stage.top.length));
   const notes = [];
   if (reading.after) notes.push(shown === reading ? "Without edits." : "With edits.");
-  if (shown.reason) notes.push(sentence(shown.reason));
-  else if (shown.parallel) notes.push("Attention and FFN of this model run in parallel: both read the same state.");
+  if (shown.missing.attention) notes.push(sentence(shown.missing.attention));
+  else if (shown.style === "parallel") notes.push("Attention and FFN of this model run in parallel: both read the same state.");
   return [
     make("h3", {}, "Predictions"),
     notes.length > 0 && make("p", { class: "soft" }, notes.join(" ")),
@@ -179,25 +173,20 @@ function stages(shown, reading) {
   ];
 }
 
-/** @param {Stage} stage @param {(id: number) => import("./types.js").Token} name */
-function stageColumn(stage, name) {
-  const items = stage.top.slice(0, all ? stage.top.length : SHORT).map(([id, share, change]) => {
-    const moved = change !== null && rankMark(change); // There is nothing to compare the first stage with.
-    const numbers = make("span", { class: "numbers" }, bar(percent(share), share), moved);
-    return make("li", {}, pin(name(id), pinned(id)), numbers);
+/** @param {Stage} stage */
+function stageColumn({ where, top, watched }) {
+  const items = top.slice(0, all ? top.length : SHORT).map(({ token, prob, climbed }) => {
+    const moved = climbed !== null && rankMark(climbed); // There is nothing to compare the first stage with.
+    const numbers = make("span", { class: "numbers" }, bar(percent(prob), prob), moved);
+    return make("li", {}, pin(token, pinned(token.id)), numbers);
   });
-  const watch = now().watch;
-  const watched =
-    stage.watch &&
-    watch &&
-    make("p", { class: "soft watched" }, `${watch.label} ${percent(stage.watch[0])}, rank ${stage.watch[1]}`);
-  const title = WHERE[/** @type {keyof typeof WHERE} */ (stage.where)] ?? stage.where;
   return make(
     "div",
     { class: "stage" },
-    make("h4", {}, title),
+    make("h4", {}, WHERE[where]),
     make("ol", { class: "guesses-list" }, ...items),
-    watched,
+    watched &&
+      make("p", { class: "soft watched" }, `${watched.token.label} ${percent(watched.prob)}, rank ${watched.rank}`),
   );
 }
 
@@ -208,15 +197,11 @@ function rankMark(change) {
   return make("span", { class: `moved ${tone}`, title }, rankChange(change));
 }
 
-/** @param {CellReading} shown @param {boolean} edited */
+/** @param {BlockReading} shown @param {boolean} edited */
 function updates(shown, edited) {
   const head = make("h3", {}, "Dominant sub-updates");
-  if (!shown.neurons)
-    return [
-      head,
-      make("p", { class: "empty" }, sentence(shown.neurons_reason ?? "The neurons of this block cannot be shown")),
-    ];
-  const { updates, shown_share, bias_share, rest_share, total_norm } = shown.neurons;
+  const { updates, shown_share, bias_share, rest_share, total_norm, missing } = shown;
+  if (missing.neurons) return [head, make("p", { class: "empty" }, sentence(missing.neurons))];
   const most = Math.max(...updates.map((update) => update.strength), 1e-9);
   const rows = updates.map((update) => updateRow(shown.block, update, most));
   const table = make(
@@ -258,11 +243,11 @@ function updates(shown, edited) {
     make(
       "p",
       { class: "soft" },
-      `Ranked by |coefficient| × length of the value vector.${edited ? " Coefficients as edited." : ""} Share of the FFN's output (norm ${measure(total_norm)}):`,
+      `Ranked by |coefficient| × length of the value vector.${edited ? " Coefficients as edited." : ""} Share of the FFN's output (norm ${measure(total_norm ?? NaN)}):`,
     ),
     strip,
     make("p", { class: "soft legend" }, ...words),
-    shown.neurons_reason && make("p", { class: "soft" }, sentence(shown.neurons_reason)),
+    missing.vectors && make("p", { class: "soft" }, sentence(missing.vectors)),
     table,
   ];
 }
@@ -295,7 +280,7 @@ function updateRow(block, update, most) {
     ),
     make("td", {}, meter),
     make("td", { class: "number" }, percent(update.share)),
-    make("td", {}, make("span", { class: "tokens" }, ...towards.slice(0, 4).map(chip))),
+    make("td", {}, make("span", { class: "tokens" }, ...towards.slice(0, 4).map(({ token }) => chip(token)))),
     make(
       "td",
       {},

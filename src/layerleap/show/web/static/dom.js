@@ -18,6 +18,13 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+/** A new, hidden place for a panel, at the end of the right column. @param {string} id @param {string} label */
+export function panel(id, label) {
+  const place = make("div", { id, class: id, role: "region", "aria-label": label, hidden: true });
+  byId("right").append(place);
+  return place;
+}
+
 /**
  * @param {string} name
  * @param {Record<string, string|number|boolean|null|undefined>} [attributes]
@@ -82,7 +89,7 @@ export function hit(event, selector) {
 }
 
 /**
- * Draw a place anew without losing the keyboard's place in it.
+ * Redraw a place and keep the keyboard focus in it.
  * @param {HTMLElement} place
  * @param {() => void} work
  */
@@ -110,13 +117,13 @@ export function bar(text, share = 0) {
   return element;
 }
 
-/** What stands where an answer is on its way. @param {string} text */
+/** The placeholder of an answer that is on its way. @param {string} text */
 export function loading(text) {
   return make("p", { class: "loading" }, make("span", { class: "spinner" }), text);
 }
 
 /**
- * What stands where an answer did not come, with a way to ask once more where that may help.
+ * The placeholder of an answer that failed, with a button to retry where that may help.
  * @param {string} text
  * @param {boolean|undefined} again
  * @returns {(Node|false)[]}

@@ -6,7 +6,7 @@ import { parse, spec } from "./specs.js";
 import { now, on, set } from "./state.js";
 import { count, neuronName, sentence } from "./words.js";
 
-/** @typedef {import("./types.js").Edit} Edit */
+/** @import { Edit } from "./state.js" */
 
 const OPERATIONS = { set: "Set", scale: "Multiply", add: "Add to", off: "Switch off" };
 const PLACES = {

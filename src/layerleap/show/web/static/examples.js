@@ -11,8 +11,7 @@ export async function openExample(index) {
   if (!example) return;
   const { watch } = example;
   set({ prompt: example.text, selected: null });
-  if (watch && typeof watch === "object") set({ watch: { id: watch.id, label: watch.label } });
-  else if (typeof watch === "string") await watchText(watch);
+  if (watch) await watchText(watch);
   submit();
 }
 
@@ -20,7 +19,7 @@ export async function openExample(index) {
 async function watchText(text) {
   try {
     const { tokens } = await json("vocabulary", { method: "POST", body: { text } });
-    const token = tokens.find((/** @type {any} */ each) => each.text === text) ?? tokens[0];
+    const token = tokens.find((/** @type {import("./types.js").Token} */ token) => token.text === text) ?? tokens[0];
     if (token) set({ watch: { id: token.id, label: token.label } });
   } catch {
     // The example runs without a watched token.

@@ -8,8 +8,7 @@ import { now, on, set } from "./state.js";
 import { question } from "./trace.js";
 import { count, sentence, tokenTitle } from "./words.js";
 
-/** @typedef {import("./types.js").State} State */
-/** @typedef {import("./types.js").Written} Written */
+/** @import { State, Written } from "./state.js" */
 
 const TITLES = { plain: "Without edits", edited: "With edits" };
 const ECHO = 400; // characters of the prompt before its answer
@@ -27,12 +26,13 @@ export async function generate() {
   const controller = new AbortController();
   running = controller;
   const edits = inForce(state.edits);
+  /** @type {import("./types.js").TextSide[]} */
   const names = edits.length ? ["plain", "edited"] : ["plain"];
   const sides = Object.fromEntries(
     names.map((name) => [name, /** @type {Written} */ ({ pieces: [], status: "waiting", seconds: 0 })]),
   );
   const body = { input: question(state, 0).input, edits, max_new_tokens: state.newTokens, sides: names };
-  /** @param {Partial<import("./types.js").Progress>} patch */
+  /** @param {Partial<import("./state.js").Progress>} patch */
   const change = (patch) => set({ generation: { ...now().generation, ...patch, sides } });
   set({ generation: { status: "loading", message: "", sides, gone: false } });
   byId("generation").scrollIntoView({ block: "nearest" });
@@ -44,7 +44,7 @@ export async function generate() {
         for await (const frame of frames("generate", body, "end", controller.signal)) {
           if (frame.frame === "error") throw new Refused(frame.error, /^the server failed/.test(frame.error) ? 500 : 422, null);
           change({ message: frame.frame === "queued" ? queueText(frame.place) : "" });
-          take(sides[frame.side], frame);
+          if ("side" in frame) take(sides[frame.side], frame);
         }
       },
     );
@@ -63,7 +63,7 @@ export async function generate() {
   }
 }
 
-/** @param {Written|undefined} side @param {any} frame */
+/** @param {Written|undefined} side @param {import("./types.js").GenerateFrame} frame */
 function take(side, frame) {
   if (!side) return;
   if (frame.frame === "start") side.status = "running";

@@ -10,7 +10,7 @@ import { now, on, set } from "./state.js";
 import { changes } from "./trace.js";
 import { noun, spoken, tokenTitle } from "./words.js";
 
-/** @typedef {import("./types.js").Trace} Trace */
+/** @import { Trace } from "./state.js" */
 /** @typedef {{layer: number, position: number}} Spot */
 
 const LEAST = 48; // pixels that a column needs for a short token
@@ -262,6 +262,7 @@ class Grid {
     ].join();
     if (this.painted.get(cell) === signature) return;
     this.painted.set(cell, signature);
+    /** @type {(string|undefined)[]} */
     const classes = [shown.tone, shown.token?.kind];
     for (const [name, is] of Object.entries({
       waiting: !shown.token,

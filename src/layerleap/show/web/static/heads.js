@@ -2,12 +2,11 @@
 // The heads of the selected block, read from their weights: which tokens look for which, and what attending writes.
 
 import { isAbort, json, mayRecover, patiently, queueText } from "./api.js";
-import { bar, byId, failed, fill, hit, keepFocus, loading, make } from "./dom.js";
+import { bar, byId, failed, fill, hit, keepFocus, loading, make, panel } from "./dom.js";
 import { on } from "./state.js";
 import { chip, measure, sentence } from "./words.js";
 
-/** @typedef {import("./types.js").Heads} Heads */
-/** @typedef {import("./types.js").Pairs} Pairs */
+/** @import { Heads, Pairs } from "./types.js" */
 
 const FORMS = {
   vo: "Attending to the first token writes the second (W_VO)",
@@ -28,7 +27,7 @@ let again = null;
 let asking = null;
 
 export function start() {
-  const place = byId("heads");
+  const place = panel("heads", "Heads");
   on(["selected", "traces"], ({ selected, traces }) => {
     const layer = (selected && traces[selected.grid]?.layers.length && selected.layer) || 0;
     if (layer === block) return;

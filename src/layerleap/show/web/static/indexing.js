@@ -7,7 +7,7 @@ import { byId, hit, make, say } from "./dom.js";
 import { now, on, set } from "./state.js";
 import { sentence } from "./words.js";
 
-/** @typedef {import("./types.js").IndexBuild} IndexBuild */
+/** @import { IndexBuild } from "./types.js" */
 
 const OFTEN = 700; // milliseconds between looks while it is built
 const SELDOM = 3_000; // and while it is not: another page may start it
@@ -60,7 +60,7 @@ function take(indexing) {
   check(); // the model says so, too, and the search begins
 }
 
-/** What stands where the results of a search would. */
+/** The placeholder of search results while there is no index. */
 export function indexParts() {
   const { model, indexing, connection } = now();
   if (!model?.index.buildable || !indexing || indexing.state === "unavailable") {

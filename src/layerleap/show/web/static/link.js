@@ -5,8 +5,7 @@ import { byId } from "./dom.js";
 import { DEFAULTS, now, on, set } from "./state.js";
 import { parse, spec } from "./specs.js";
 
-/** @typedef {import("./types.js").View} View */
-/** @typedef {import("./types.js").Named} Named */
+/** @import { Named, View } from "./state.js" */
 
 export const LONGEST = 2000; // characters of a prompt in a link: browsers and chats cut longer ones
 const COLOURS = ["top", "watch", "final"];

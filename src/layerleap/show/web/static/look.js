@@ -4,10 +4,8 @@
 import { cellAt, nameOf } from "./trace.js";
 import { number, percent, points, spoken } from "./words.js";
 
-/** @typedef {import("./types.js").Trace} Trace */
-/** @typedef {import("./types.js").Cell} Cell */
-/** @typedef {import("./types.js").Token} Token */
-/** @typedef {import("./types.js").View} View */
+/** @import { Trace, View } from "./state.js" */
+/** @import { Cell, Token } from "./types.js" */
 
 /**
  * @typedef {object} Look

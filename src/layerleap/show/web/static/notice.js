@@ -10,8 +10,8 @@ import { startTour } from "./tour.js";
 import { changes } from "./trace.js";
 import { sentence } from "./words.js";
 
-/** @typedef {import("./types.js").State} State */
-/** @typedef {import("./types.js").Model} Model */
+/** @import { State } from "./state.js" */
+/** @import { Model } from "./types.js" */
 
 export function start() {
   const welcome = make("div", { class: "welcome", id: "welcome" });

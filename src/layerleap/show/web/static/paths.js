@@ -7,9 +7,8 @@ import { now, on, set } from "./state.js";
 import { cellAt, nameOf } from "./trace.js";
 import { percent, pin, tokenTitle } from "./words.js";
 
-/** @typedef {import("./types.js").Trace} Trace */
-/** @typedef {import("./types.js").Side} Side */
-/** @typedef {import("./types.js").Named} Named */
+/** @import { Named, Trace } from "./state.js" */
+/** @import { Side } from "./types.js" */
 /** @typedef {{layer: number, share: number}} Point */
 /** @typedef {{id: number, points: Point[], most: number, mostAt: number, pinned: boolean}} Path */
 
@@ -215,7 +214,7 @@ function mark(x, y, index) {
  * @param {Trace} trace
  * @param {Path[]} paths
  * @param {Map<number, Point[]>} others
- * @param {import("./types.js").Selection} selected
+ * @param {import("./state.js").Selection} selected
  */
 function chart(trace, paths, others, selected) {
   const box = byId("paths");

@@ -7,7 +7,7 @@ import { now, on } from "./state.js";
 import { cellAt, nameOf } from "./trace.js";
 import { chip, noun, number, percent } from "./words.js";
 
-/** @typedef {import("./types.js").Selection} Selection */
+/** @import { Selection } from "./state.js" */
 
 const OPEN = 150; // milliseconds before the strip follows the pointer
 const CLOSE = 80;
@@ -41,8 +41,8 @@ function show(spot) {
   const facts = [`KL to the answer ${number(cell.kl)}`, `entropy ${number(cell.entropy)} nats`];
   const watch = now().watch;
   if (cell.watch && watch) facts.unshift(`watched ${watch.label} ${percent(cell.watch[0])}, rank ${cell.watch[1]}`);
-  if (cell.change !== undefined && edited)
-    facts.push(cell.changed ? `edits change it by ${number(cell.change)} nats` : "edits change nothing here");
+  if (side === "after")
+    facts.push(cell.changed ? `edits change it by ${number(cell.change ?? NaN)} nats` : "edits change nothing here");
   const where = make(
     "span",
     { class: "where" },

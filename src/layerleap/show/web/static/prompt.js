@@ -8,8 +8,8 @@ import { now, on, set } from "./state.js";
 import { changes, run, stop } from "./trace.js";
 import { chip, count } from "./words.js";
 
-/** @typedef {import("./types.js").Live} Live */
-/** @typedef {import("./types.js").Token} Token */
+/** @import { Live } from "./state.js" */
+/** @import { Token } from "./types.js" */
 
 const TYPING = 140; // milliseconds without a key before the text is tokenised
 
@@ -52,9 +52,8 @@ export function submit() {
 function insertMask() {
   const mask = now().model?.mask_token;
   if (!mask) return;
-  const text = typeof mask === "string" ? mask : mask.text || mask.label;
   const area = box(0);
-  area.setRangeText(text, area.selectionStart, area.selectionEnd, "end");
+  area.setRangeText(mask, area.selectionStart, area.selectionEnd, "end");
   set({ prompt: area.value });
   area.focus();
 }

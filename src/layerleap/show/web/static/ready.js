@@ -5,7 +5,7 @@ import { fault } from "./edits.js";
 import { now } from "./state.js";
 import { changes, promptOf } from "./trace.js";
 
-/** @typedef {import("./types.js").State} State */
+/** @import { State } from "./state.js" */
 
 /** Why the prompts and edits of the page cannot be run; empty if they can. @param {Readonly<State>} state */
 export function obstacle(state) {

@@ -7,9 +7,7 @@ import { indexParts } from "./indexing.js";
 import { now, on, set } from "./state.js";
 import { chip, count, neuronName, number, sentence } from "./words.js";
 
-/** @typedef {import("./types.js").Match} Match */
-/** @typedef {import("./types.js").Cluster} Cluster */
-/** @typedef {import("./types.js").Neighbour} Neighbour */
+/** @import { Cluster } from "./types.js" */
 
 const TYPING = 180; // milliseconds without a key before the search
 const SHOWN = 7; // tokens of a result, those that match first
@@ -106,7 +104,7 @@ function search() {
   ]);
 }
 
-/** @param {{results: Match[], notes: string[], milliseconds: number}} answer */
+/** @param {import("./types.js").Search} answer */
 function results({ results, notes, milliseconds }) {
   const words = notes.map((note) => make("p", { class: "soft note" }, sentence(note)));
   if (!results.length)
@@ -137,7 +135,7 @@ function results({ results, notes, milliseconds }) {
   ];
 }
 
-/** @param {{clusters: Cluster[]}} answer */
+/** @param {import("./types.js").Clusters} answer */
 function clusters({ clusters }) {
   if (!clusters.length) return [make("p", { class: "empty" }, "Type a word to search. The index has no clusters.")];
   // A vector alone is no group.
@@ -168,7 +166,7 @@ export function openCluster(number) {
     make(
       "ol",
       { class: "vectors" },
-      ...(cluster.members ?? []).map((member) => row(member, member.name ?? null, "", member.promotes.map(chip))),
+      ...cluster.members.map((member) => row(member, member.name, "", member.promotes.map(chip))),
     ),
   ]);
 }

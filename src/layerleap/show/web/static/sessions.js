@@ -7,7 +7,7 @@ import { fromSnapshot, show, snapshot } from "./link.js";
 import { now, set } from "./state.js";
 import { run } from "./trace.js";
 
-/** @typedef {{id: string, title: string, updated: number|string}} Saved */
+/** @import { SavedTitle } from "./types.js" */
 
 /** @type {HTMLDialogElement} */
 let dialog;
@@ -68,7 +68,7 @@ function tell(message) {
   /** @type {HTMLElement} */ (dialog.querySelector("[role=status]")).textContent = message;
 }
 
-/** @param {Saved[]} sessions */
+/** @param {SavedTitle[]} sessions */
 function render(sessions) {
   const items = sessions.map((session) =>
     make(
@@ -101,9 +101,9 @@ function render(sessions) {
   );
 }
 
-/** @param {number|string} updated */
+/** @param {number} updated in seconds since 1970 */
 function when(updated) {
-  const date = new Date(typeof updated === "number" ? updated * 1000 : updated);
+  const date = new Date(updated * 1000);
   return Number.isNaN(date.getTime()) ? "" : date.toLocaleString();
 }
 

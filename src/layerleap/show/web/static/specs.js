@@ -1,7 +1,7 @@
 // @ts-check
-// Edits as text: "L12.N34=5@last" to an edit and back. The server has the last word on them.
+// Edits as text: "L12.N34=5@last" to an edit and back. The server checks them.
 
-/** @typedef {import("./types.js").Edit} Edit */
+/** @import { Edit } from "./state.js" */
 
 const SPEC =
   /^L(\d+)\.?N(\d+)(?:=?(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|\d+(?:,\d+)*))?$/i;

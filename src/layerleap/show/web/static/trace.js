@@ -6,17 +6,14 @@ import { inForce } from "./specs.js";
 import { now, set, touch } from "./state.js";
 import { sentence } from "./words.js";
 
-/** @typedef {import("./types.js").Trace} Trace */
-/** @typedef {import("./types.js").Question} Question */
-/** @typedef {import("./types.js").Cell} Cell */
-/** @typedef {import("./types.js").Side} Side */
-/** @typedef {import("./types.js").State} State */
+/** @import { Question, State, Trace } from "./state.js" */
+/** @import { Cell, Side } from "./types.js" */
 
 export const TOP = 8; // guesses per cell: enough for the paths of tokens that led at some layer
 
 /** @type {(AbortController|null)[]} */
 const running = [null, null];
-const anew = [false, false]; // whether the next answer selects its own position
+const reselect = [false, false]; // whether the next answer selects its own position
 
 /** @param {Readonly<State>} state @param {number} grid */
 export function promptOf(state, grid) {
@@ -78,7 +75,7 @@ export function cellAt(trace, side, layer, position) {
   return trace.cells.after.get(key) ?? (before && { ...before, change: 0, changed: false });
 }
 
-/** A token's label, from any run or pin. @param {number} id */
+/** A token's label, from any run or pin. @param {number} id @returns {import("./types.js").Token} */
 export function nameOf(id) {
   const state = now();
   for (const trace of state.traces) {
@@ -150,8 +147,8 @@ async function start(grid) {
   const last = state.traces[grid];
   const chosen = state.selected?.grid === grid ? state.selected : null;
   // In another text the old position means nothing. Without a last run, the selection came with a link.
-  anew[grid] ||= last !== null && last.question.text !== trace.question.text;
-  const selected = chosen && !anew[grid] ? chosen.position : null;
+  reselect[grid] ||= last !== null && last.question.text !== trace.question.text;
+  const selected = chosen && !reselect[grid] ? chosen.position : null;
   const { input, lens, watch, edits, follow } = trace.question;
   const top = Math.min(TOP, state.model?.limits.top ?? TOP);
   const body = { input, lens, watch, edits, follow, top, selected };
@@ -166,8 +163,8 @@ async function start(grid) {
       async () => {
         for await (const frame of frames("trace", body, "done", controller.signal)) {
           take(trace, frame);
-          if (frame.frame !== "meta" || !anew[grid]) continue;
-          anew[grid] = false;
+          if (frame.frame !== "meta" || !reselect[grid]) continue;
+          reselect[grid] = false;
           if (chosen) set({ selected: { ...chosen, position: trace.selected } });
         }
       },
@@ -187,7 +184,7 @@ function change(trace, patch) {
   touch("traces");
 }
 
-/** @param {Trace} trace @param {any} frame */
+/** @param {Trace} trace @param {import("./types.js").TraceFrame} frame */
 function take(trace, frame) {
   switch (frame.frame) {
     case "queued":
@@ -198,14 +195,11 @@ function take(trace, frame) {
       change(trace, { status: "running", message: "", tokens, positions, layers, selected, edits, lowest });
       break;
     }
-    case "cells": {
-      const side = /** @type {Side} */ (frame.side);
-      for (const [id, token] of Object.entries(frame.names)) trace.names.set(Number(id), /** @type {any} */ (token));
-      for (const cell of /** @type {Cell[]} */ (frame.cells))
-        trace.cells[side].set(cellKey(cell.layer, cell.position), cell);
+    case "cells":
+      for (const [id, token] of Object.entries(frame.names)) trace.names.set(Number(id), token);
+      for (const cell of frame.cells) trace.cells[frame.side].set(cellKey(cell.layer, cell.position), cell);
       touch("traces");
       break;
-    }
     case "saturation":
       trace.saturation.set(frame.position, { before: frame.before, after: frame.after, exits: frame.exits });
       touch("traces");
@@ -218,7 +212,7 @@ function take(trace, frame) {
       change(trace, {
         status: "error",
         message: sentence(frame.error),
-        end: frame.place !== undefined || frame.error.startsWith("the server failed") ? null : "refused",
+        end: frame.place !== null || frame.error.startsWith("the server failed") ? null : "refused",
       });
       break;
   }

@@ -8,11 +8,8 @@ import { openCluster } from "./search.js";
 import { now, on, set } from "./state.js";
 import { chip, measure, neuronName, number, sentence, signed } from "./words.js";
 
-/** @typedef {import("./types.js").Vector} Vector */
-/** @typedef {import("./types.js").Neuron} Neuron */
-/** @typedef {import("./types.js").Neighbour} Neighbour */
-/** @typedef {import("./types.js").Range} Range */
-/** @typedef {import("./types.js").State} State */
+/** @import { Neuron, State } from "./state.js" */
+/** @import { Neighbour, Range, Vector } from "./types.js" */
 
 const SHORT = 10; // tokens per end before "show all"
 let all = false;
@@ -133,14 +130,14 @@ export function close() {
 function coefficient(neuron) {
   const reading = now().cell.reading;
   if (reading?.block !== neuron.block) return null;
-  return reading.neurons?.updates.find((update) => update.neuron === neuron.neuron)?.coefficient ?? null;
+  return reading.updates.find((update) => update.neuron === neuron.neuron)?.coefficient ?? null;
 }
 
 /**
  * A neuron that is active here is switched off first. One that was found by search is set to the end of
  * its natural range that pushes towards what was searched for.
  * @param {Neuron & {range?: Range|null}} vector
- * @returns {import("./types.js").Edit}
+ * @returns {import("./state.js").Edit}
  */
 function firstEdit(vector) {
   const { block, neuron, range } = vector;
@@ -180,7 +177,7 @@ function rename(neuron, name) {
   const { reading } = now().cell;
   if (reading?.block !== neuron.block) return;
   for (const each of [reading, reading.after]) {
-    const update = each?.neurons?.updates.find((one) => one.neuron === neuron.neuron);
+    const update = each?.updates.find((one) => one.neuron === neuron.neuron);
     if (update) update.name = name;
   }
   set({ cell: { ...now().cell } });
@@ -231,7 +228,7 @@ function render(state) {
  */
 function steps(chosen) {
   const reading = now().cell.reading;
-  const updates = reading?.block === chosen.block ? (reading.neurons?.updates ?? []) : [];
+  const updates = reading?.block === chosen.block ? reading.updates : [];
   const at = updates.findIndex((update) => update.neuron === chosen.neuron);
   if (at < 0) return [make("span", { class: "soft" }, "value vector")];
   /** @param {number} to @param {string} sign @param {string} name */

@@ -4,8 +4,8 @@
 import { make } from "./dom.js";
 import { now } from "./state.js";
 
-/** @typedef {import("./types.js").Token} Token */
-/** @typedef {import("./types.js").Named} Named */
+/** @import { Named } from "./state.js" */
+/** @import { Token } from "./types.js" */
 
 /** A probability or share as percent. @param {number} share */
 export function percent(share) {
