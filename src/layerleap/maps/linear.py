@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.settings import check_solving
 from layerleap.models.discovery.parts import BlockPart
 from layerleap.progress import Progress, silent
+from layerleap.short_repr import ShortRepr
 from layerleap.stats.moments import Moments
 
 RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # those to choose from
@@ -52,7 +52,7 @@ class FitReport:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LinearMap(Brief):
+class LinearMap(ShortRepr):
     """h[dst] ~ h[src] @ weight + bias, or h[src] @ left @ right + bias at low rank.
 
     Created by `solve` or loaded, so always fitted. Stored in float32 whatever the model's dtype.

@@ -9,7 +9,7 @@ import typer
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Starts, Text
 from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
 from layerleap.stream.positions import parse_positions
 from layerleap.stream.split import Side, Unit
 
@@ -92,17 +92,12 @@ def evaluate(
             banks if len(banks) > 1 else [*banks.values()],
             text,
             sampling,
-            side=side,
-            keep_fitted=keep_fitted or None,  # type: ignore[arg-type]  # checked there
+            side=side,  # type: ignore[arg-type]  # checked there
+            keep_fitted=keep_fitted or None,
             starts=starts,
             n_texts=texts,
             progress=progress,
         )
     if out_folder is not None:
         tell(f"page: {evaluation.report(out_folder)}")
-    if json:
-        print_json(evaluation.to_dict())
-        return
-    from layerleap.show.cli.tables import evaluation_table
-
-    out.print(evaluation_table(evaluation, out.width))
+    show(evaluation, json=json)

@@ -203,11 +203,11 @@ def _run(
 
 def _show(study: "Study[Any]", result: "StudyResult", page: Path) -> None:
     """Tables, claims, headlines, notes and where the files are."""
-    from layerleap.show.cli.tables import claims_table, terminal_table
+    from layerleap.show.cli.tables import claims_table, study_table
 
     for section in study.sections:
         for table in section.tables:
-            if table.terminal and (shown := terminal_table(table, result)):
+            if table.terminal and (shown := study_table(table, result)):
                 out.print(shown)
     if result.claims:
         out.print(claims_table(result))

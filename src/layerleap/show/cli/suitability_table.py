@@ -7,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from layerleap.lens.intervals import Estimate
-from layerleap.show.cli.tables import new_table
+from layerleap.results.terminal import new_table
 from layerleap.show.samples import sample_size
 from layerleap.study.suitability.candidates import Outcome
 from layerleap.study.suitability.result import Suitability

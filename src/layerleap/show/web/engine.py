@@ -285,7 +285,7 @@ class ModelEngine:
     def search(self, query: str, *, top: int, side: str, space: str) -> Json:
         """Vectors that match words, and what became of words that are no tokens."""
         matches = self._index().search(query, top=top, side=side, space=space)
-        return {"results": [each.to_dict() for each in matches], "notes": matches.notes()}
+        return {"results": [each.to_dict() for each in matches], "notes": matches.notes}
 
     def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
         """Vectors that point the same way."""

@@ -149,4 +149,4 @@ def test_the_table_tells_what_it_holds():
     assert repr(table) == "HeadTable(one-headed: 1 heads; 1 copy, 0 suppress, 0 map)"
     assert table.to_dict()["heads"][0]["copies"]["value"] == 1
     assert list(table.to_pandas()["copies"]) == [1]
-    assert table.notes() == ["no mappings tested: the model has no tokenizer"]
+    assert table.notes == ["no mappings tested: the model has no tokenizer"]
