@@ -3,6 +3,7 @@
 In: one result per prompt. Out: a list of them, which a notebook shows one below the other.
 """
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -13,6 +14,9 @@ class Several(list[R]):
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self))
+
+    def __rich_console__(self, *_: Any) -> Iterator[Any]:
+        yield from self
 
     def to_dict(self) -> list[Any]:
         """Plain JSON types, one entry per prompt."""

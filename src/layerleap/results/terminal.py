@@ -34,9 +34,10 @@ def renderables(result: Result, width: int) -> Iterator[RenderableType]:
     """Headline, notes, tables and legend."""
     yield Text(result.headline())
     yield from (Text(f"note: {note}", style="yellow") for note in result.notes)
-    yield from map(grid_table, result.grids(width))
+    for grid in result.grids(width):
+        yield Group("", grid_table(grid))
     if legend := result.legend():
-        yield Text(legend, style="dim")
+        yield Text(f"\n{legend}", style="dim")
 
 
 def new_table(title: Text | None = None, *numbers: str) -> Table:

@@ -38,7 +38,7 @@ Report = Annotated[
     Path,
     typer.Option("--out", "-o", help="Folder for the report; other files in it stay."),
     preflight.report_folder("study.json", "report of a study"),
-    preflight.extras("report", "matplotlib", "jinja2"),
+    preflight.extras("report", "matplotlib"),
 ]
 CHECKS = {
     "text": Check(preflight.text),
