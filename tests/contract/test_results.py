@@ -124,8 +124,12 @@ def test_what_is_printed_fits_80_columns_and_has_the_notes(name):
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_its_short_form_is_one_line(name):
-    assert "\n" not in repr(made(name))
+def test_its_short_form_is_one_line_and_what_limits_it(name):
+    first, *notes = repr(made(name)).splitlines()
+    assert first.startswith(f"{name}(")
+    if name not in ("FineTuned", "Tuned"):  # which have tensors to summarise
+        assert first == made(name).short()
+        assert notes == [f"  note: {note}" for note in made(name).notes]
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -36,7 +36,7 @@ SIDES = {"held-out": "held-out ", "fit": "fitting ", "both": ""}  # as an adject
 Bank = ShortcutBank | str | Path  # a bank, its folder or hub name, or "default"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(Result):
     """The scores of banks and of the logit lens on one text.
 
@@ -113,7 +113,8 @@ class Evaluation(Result):
 
         return write_evaluation(self, Path(folder))
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         size = f"{self.n_rows} rows, {self.n_documents} documents"
         maps = " and ".join(self.maps)
         return f"Evaluation({maps} of {self.model['name']} on {self.text}: {size})"

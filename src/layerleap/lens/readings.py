@@ -133,7 +133,8 @@ class Readings(Result):
         """The text and the number of layers."""
         return {"tokens": self.tokens, "n_layers": self.n_layers}
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         names = " and ".join(self.tracks)
         return f"Readings({len(self.positions)} positions, layers 0 to {self.n_layers}, {names})"
 

@@ -94,7 +94,8 @@ class SaturationLayers(Result):
         """The text, the number of layers and of ranks."""
         return {**self.readings.facts(), "k": self.k}
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         size = f"{len(self.readings.positions)} positions, ranks 1 to {self.k}"
         names = " and ".join(self.readings.tracks)
         return f"SaturationLayers({size}, layers 0 to {self.readings.n_layers}, {names})"

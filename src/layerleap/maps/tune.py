@@ -55,6 +55,10 @@ class Tuned(ShortRepr, Result):
         """Per layer: the closed form beside the tuned map, and when training overtook it."""
         return summary(self.record)
 
+    def headline(self) -> str:
+        """The bank."""
+        return repr(self.bank)
+
     def facts(self) -> Row:
         """The number of maps."""
         return {"maps": len(self.bank)}

@@ -17,8 +17,8 @@ class Result:
     """Rows with columns, shown as JSON, a data frame, a terminal table or HTML.
 
     A class lists its `TABLES`; the first is the one that matters. It may add `facts`, `notes`, a
-    `headline` and a `legend`. Where its picture is more than tables, it has a template of its own
-    and prepares the values in `picture`.
+    `short` form, a `headline` and a `legend`. What limits it is part of every view. Where its
+    picture is more than tables, it has a template of its own and prepares values in `picture`.
     """
 
     TABLES: ClassVar[tuple[Table, ...]] = ()
@@ -37,9 +37,13 @@ class Result:
         """What its JSON holds besides tables and notes."""
         return {}
 
+    def short(self) -> str:
+        """What it is, in one line."""
+        return f"{type(self).__name__}({len(self.rows())} rows)"
+
     def headline(self) -> str:
         """One line above everything."""
-        return repr(self)
+        return self.short()
 
     def legend(self) -> str:
         """How to read it, in one line."""
@@ -79,6 +83,9 @@ class Result:
     def picture(self) -> Row:
         """Values that the template needs besides headline, legend, notes and tables."""
         return {}
+
+    def __repr__(self) -> str:
+        return "\n".join([self.short(), *(f"  note: {note}" for note in self.notes)])
 
     def __str__(self) -> str:
         from layerleap.results.terminal import text_of

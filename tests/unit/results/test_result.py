@@ -44,7 +44,7 @@ class Toy(Result):
     def facts(self):
         return {"model": "tiny"}
 
-    def __repr__(self):
+    def short(self):
         return f"Toy({len(self.scores)} rows)"
 
 

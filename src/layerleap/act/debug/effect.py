@@ -97,7 +97,8 @@ class Effect(Result):
         """The text and the edits."""
         return {"tokens": self.tokens, "edits": self.edits, "unused": self.unused}
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         moved = sum(before != after for before, after in self.answers.values())
         edits = "1 edit" if len(self.edits) == 1 else f"{len(self.edits)} edits"
         unused = f", not applied: {'; '.join(self.unused)}" if self.unused else ""

@@ -63,7 +63,8 @@ class Generation(Result):
     how: dict[str, str] = field(default_factory=dict)  # rule, layers checked and bank, in words
     full_token: str | None = None  # what the full model writes where the text departs from its own
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         return f"Generation({len(self.tokens)} tokens: {short_repr(self.continuation)})"
 
     @property

@@ -60,7 +60,8 @@ class InContext(Result):
     left_out: int  # examples whose answers have too many tokens
     still_right: dict[int, float] = field(default_factory=dict)  # share after shuffling, by shots
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         first, best = (self.accuracy("true", n) for n in (self.shots[0], self.shots[-1]))
         return (
             f"InContext({self.task} on {self.model}: {first['value']:.0%} right with "

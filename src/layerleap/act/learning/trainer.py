@@ -109,6 +109,10 @@ class FineTuned(ShortRepr, Result):
             write_json(temporary / TUNED_MODEL.config, self.to_dict())
         return folder
 
+    def headline(self) -> str:
+        """The model and the text."""
+        return f"{self.transformer.identity.name}, fine-tuned on {self.text}"
+
     def facts(self) -> Row:
         """The model, the settings and the text."""
         identity = self.transformer.identity.to_dict()

@@ -80,7 +80,8 @@ class Alignment(Result):
             if (one.kind, one.measure, one.space) == (kind, measure, space)
         )
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         best = ", ".join(
             f"{kind} {one.hits}/{len(one.matches)}"
             for kind in self.kinds

@@ -166,7 +166,8 @@ class Difference(Result):
         """The kinds of matrices that were compared in any block."""
         return tuple(dict.fromkeys(kind for one in self.blocks for kind in one.kinds))
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         sizes = {one.block: one.relative for one in self.blocks if one.relative}
         most = max(sizes, key=lambda block: sizes[block], default=None)
         end = "" if most is None else f", most block {most} ({_percent(sizes[most])})"

@@ -193,7 +193,8 @@ class HeadTable(Result):
     def __iter__(self) -> Iterator[HeadScores]:
         return iter(self.heads)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         roles: list[str] = [role for head in self.heads for role in head.roles]
         verbs = {"copies": "copy", "suppresses": "suppress", "maps": "map"}
         counts = ", ".join(f"{roles.count(role)} {verb}" for role, verb in verbs.items())

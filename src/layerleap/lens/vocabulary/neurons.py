@@ -172,7 +172,8 @@ class DominantNeurons(Result):
     def __iter__(self) -> Iterator[BlockReading]:
         return iter(self.blocks)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         token = self.tokens[self.position].label
         return (
             f"DominantNeurons(position {self.position} ({token}), {len(self.blocks)} blocks, lens "

@@ -93,7 +93,8 @@ class Pairs(Result):
     def __iter__(self) -> Iterator[TokenPair]:
         return iter(self.pairs)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         return f"Pairs({self.title}, {len(self)} pairs of {self.n_tokens:,} tokens)"
 
     @property

@@ -165,7 +165,8 @@ class Matches(Result, list[Match]):
             rows.append({**row, "partial": "(partial)" if match.partial else ""})
         return [grid_of(replace(self.TABLES[0], rows=lambda _: rows), self)] if rows else []
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         first = ", ".join(f"{match.name} {match.score:.2f}" for match in self[:3])
         more = ", ..." if len(self) > 3 else ""
         return f"Matches({self.query!r}: {len(self)} neurons: {first}{more})"

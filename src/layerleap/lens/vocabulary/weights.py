@@ -87,7 +87,8 @@ class ParameterReading(Result):
     def __iter__(self) -> Iterator[VectorReading]:
         return iter(self.vectors)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         parts = ", ".join(
             f"{one.kind} {one.words[0]} {' '.join(s.token.label for s in one.promotes[:3])}"
             for one in self.vectors

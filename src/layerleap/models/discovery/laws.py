@@ -76,7 +76,8 @@ class LawResults(Result, list[LawResult]):
         ),
     )
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         return f"LawResults({', '.join(self._counts())})"
 
     def _counts(self) -> list[str]:

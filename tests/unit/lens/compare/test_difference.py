@@ -118,7 +118,7 @@ def test_the_same_model_twice_has_not_moved() -> None:
     assert "no block moved: all are bit-identical" in found.notes
     assert not found.heads
     assert not found.neurons
-    assert repr(found) == "Difference(base -> base: 0 of 3 blocks moved)"
+    assert found.short() == "Difference(base -> base: 0 of 3 blocks moved)"
 
 
 def test_a_norm_that_moved_is_a_change_of_its_block_though_no_vector_moved() -> None:
