@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from layerleap.errors import check_choice
+from layerleap.extras import report_library
 from layerleap.results.cells import Grid, grid_of, labels
 from layerleap.results.columns import Row, Table
 
@@ -60,8 +61,6 @@ class Result:
 
     def to_pandas(self, table: str | None = None) -> Any:
         """A data frame of one table, by its key; of the first one by default."""
-        import pandas
-
         by_key = {one.key: one for one in self.TABLES}
         if table is not None:
             check_choice(table, by_key, "table")
@@ -69,7 +68,7 @@ class Result:
         rows = list((chosen.lines or chosen.rows)(self))
         columns = None if rows else [column.key for column in chosen.columns]
         lines = [{key: labels(value) for key, value in row.items()} for row in rows]
-        return pandas.DataFrame(lines, columns=columns)
+        return report_library("pandas").DataFrame(lines, columns=columns)
 
     def grids(self, width: int | None = None) -> Iterable[Grid]:
         """The tables to show: on a page (None), or in a terminal of some columns."""

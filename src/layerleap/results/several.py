@@ -6,6 +6,8 @@ In: one result per prompt. Out: a list of them, which a notebook shows one below
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from layerleap.extras import report_library
+
 R = TypeVar("R")
 
 
@@ -24,9 +26,8 @@ class Several(list[R]):
 
     def to_pandas(self) -> Any:
         """The data frames of all results, one below the other; `prompt` counts from 0."""
-        import pandas
-
         frames = {number: one.to_pandas() for number, one in enumerate(self)}  # type: ignore[attr-defined]
+        pandas = report_library("pandas")
         return pandas.concat(frames, names=["prompt"]).reset_index("prompt").reset_index(drop=True)
 
     def _repr_html_(self) -> str:
