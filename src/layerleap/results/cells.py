@@ -165,7 +165,9 @@ def _are_tokens(value: Any) -> bool:
 
 def _number(value: float, column: Column) -> str:
     form = "{:g}" if column.form == "{}" else column.form
-    return form.format(column.scale * value).replace("-", MINUS)
+    # A count stays a whole number: "{:,}" of 1000.0 is "1,000.0".
+    scaled = value if column.scale == 1 else column.scale * value
+    return form.format(scaled).replace("-", MINUS)
 
 
 def _is_hashable(value: Any) -> bool:

@@ -19,6 +19,7 @@ from layerleap.results.colours import text_colour
 
 COLOURS = {"good": "green", "bad": "bold red", "partly": "yellow", "open": "dim"}
 BAR, LONGEST_BAR = "\u2501", 12
+FEW = 4  # columns that leave room for bars
 SHORT = 8  # letters of a text that is not cut
 
 
@@ -93,7 +94,7 @@ def _cell(cell: Cell, grid: Grid) -> RenderableType:
         text.stylize("underline")
     if cell.small and not grid.dense:  # a dense table has no room for intervals
         text.append(f" {cell.small}", style="dim")
-    if cell.bar is not None:
+    if cell.bar is not None and len(grid.heads) <= FEW:
         text.append(f" {BAR * round(LONGEST_BAR * cell.bar)}".ljust(LONGEST_BAR + 1), style="blue")
     if grid.one_line:
         text.no_wrap, text.overflow = True, "ellipsis"
