@@ -55,7 +55,8 @@ def figure(key: str):
 
 def table(key: str):
     (found,) = (t for section in STUDY.sections for t in section.tables if t.key == key)
-    return grid_of(found, made())
+    grid = grid_of(found, made())
+    return grid.heads, grid.rows
 
 
 def test_every_figure_and_table_is_on_the_page_with_its_sample():

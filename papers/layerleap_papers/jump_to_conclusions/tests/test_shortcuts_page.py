@@ -35,7 +35,8 @@ def text_in(key, result):
 
 
 def table(key, result):
-    return grid_of(TABLES[key], result)
+    grid = grid_of(TABLES[key], result)
+    return grid.heads, grid.rows
 
 
 def test_every_section_figure_and_table_of_a_full_study_is_on_the_page():
