@@ -246,7 +246,7 @@ class HeadTable(Result):
     def grids(self, width: int | None = None) -> list[Grid]:
         """The heads with a role, each with its evidence; on a page below a map of all heads."""
         roles = [self._role(role, title) for role, title in ROLES.items()]
-        grids = [*roles, self._mappings()]
+        grids = [*roles, self._mappings(EXAMPLES if width is None else 2)]
         return grids if width is not None else [self._map(), *grids]
 
     def _map(self) -> Grid:
@@ -278,7 +278,7 @@ class HeadTable(Result):
         of = f"; the first {SHOWN} of {len(heads)}" if len(heads) > SHOWN else ""
         return Grid(("head", "share, 95 %", "for example"), rows, f"{title}{of}")
 
-    def _mappings(self) -> Grid:
+    def _mappings(self, examples: int) -> Grid:
         rows = [
             [
                 Cell(one.relation),
@@ -286,7 +286,7 @@ class HeadTable(Result):
                 _share(one.share),
                 Cell(f"{one.control:.0%}", sort=one.control),
                 Cell(f"{one.similar:.0%}", sort=one.similar),
-                Cell("  ".join(f"{a.label}\u2192{b.label}" for a, b in one.examples[:2])),
+                Cell("  ".join(f"{a.label}\u2192{b.label}" for a, b in one.examples[:examples])),
             ]
             for relation in self.relations
             for head, one in self.mapping(relation)[:PER_RELATION]
