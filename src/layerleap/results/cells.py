@@ -84,11 +84,11 @@ def _across(
     table: Table, rows: Sequence[Row], shown: Sequence[Column]
 ) -> tuple[list[str], list[list[Cell]]]:
     """The repeated heads, and one line per group of rows that agree in all columns."""
-    values = list(dict.fromkeys(row[table.across] for row in rows))
+    values = list(dict.fromkeys(_value_across(row, table) for row in rows))
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         key = tuple(row.get(column.key) for column in table.columns)
-        groups.setdefault(key, {})[row[table.across]] = row
+        groups.setdefault(key, {})[_value_across(row, table)] = row
     columns = {value: [_formed(c, table, value) for c in table.cells] for value in values}
     lines = []
     for group in groups.values():
@@ -97,6 +97,10 @@ def _across(
         line += [cell(group.get(value, {}), c) for value in values for c in columns[value]]
         lines.append(line)
     return [f"{c.title} {value}".strip() for value in values for c in columns[value]], lines
+
+
+def _value_across(row: Row, table: Table) -> Any:
+    return table.across.format_map(row) if "{" in table.across else row[table.across]
 
 
 def _best(table: Table, rows: Sequence[Row], column: Column) -> dict[Any, float]:

@@ -41,7 +41,7 @@ class Table:
     """One table of a result.
 
     With `across`, rows that agree in all `columns` become one row, and `cells` are repeated for
-    every value of the key `across`: layers down, measures across.
+    every value of the key `across`, or of that text with fields: layers down, measures across.
     """
 
     key: str

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from layerleap.errors import BadSettings
 from layerleap.results.base import Result
+from layerleap.results.cells import grid_of
 from layerleap.results.columns import Column, Table, estimate
 from layerleap.results.several import Several
 from pages import HOSTILE, Page
@@ -115,6 +116,26 @@ def test_a_page_escapes_data_and_shows_the_best_and_what_matches(toy):
     assert '<span class="verdict good">yes</span>' in html
     assert "Scores by layer" in page.text
     assert "why" in page.text
+
+
+@pytest.mark.parametrize(
+    ("across", "heads"), [("lens", ["KL id", "KL mat"]), ("{lens} x", ["KL id x", "KL mat x"])]
+)
+def test_cells_are_repeated_across_the_values_of_a_key_or_of_a_text_with_fields(across, heads):
+    rows = [
+        {"layer": 0, "lens": "id", "kl": 2.0},
+        {"layer": 0, "lens": "mat", "kl": 1000.5},
+        {"layer": 1, "lens": "id", "kl": 3.0},
+    ]
+    cells = (Column("kl", "KL"),)
+    forms = {"mat": ("{:,.0f}", 1.0), "mat x": ("{:,.0f}", 1.0)}
+    table = Table("t", "", lambda _: rows, (Column("layer"),), across, cells, forms)
+    grid = grid_of(table, None)
+    assert grid.heads == ["layer", *heads]
+    assert [[cell.text for cell in line] for line in grid.rows] == [
+        ["0", "2", "1,000"],
+        ["1", "3", "\u2013"],
+    ]
 
 
 def test_a_table_without_rows_says_none():
