@@ -45,7 +45,7 @@ def _seconds(smoke: bool) -> Row:
         "note": "all kinds of vectors, both measures, with the control in raw coordinates; the "
         "second model is the first with noise of a tenth of each weight's spread",
         "layers": a.n_layers,
-        "notes": found[0].notes(),
+        "notes": found[0].notes,
         "hits and smallest margin": matchings,
     }
     return Row("align_seconds", seconds, None, "seconds", 120, "<=", "ours", detail=detail)

@@ -17,22 +17,9 @@ EXCEPTIONS = {
     ("maps/bank.py", "layerleap.lens.lens"),  # sugar: bank.lens(model)
     ("maps/bank.py", "layerleap.lens.evaluate"),  # and bank.evaluate(model, text)
     ("models/hooks/edit.py", "layerleap.act.edits.spec"),  # model.edit("L12.N34=5")
-    # Results render themselves in notebooks; all HTML is in show, and is imported on demand.
-    ("maps/bank.py", "layerleap.show.html"),
-    ("models/transformer.py", "layerleap.show.html"),
-    ("models/discovery/laws.py", "layerleap.show.html"),
-    ("lens/evaluate.py", "layerleap.show.html"),
-    ("lens/readings.py", "layerleap.show.html"),
-    ("lens/strip.py", "layerleap.show.html"),
-    ("lens/compare/alignment.py", "layerleap.show.html"),
-    ("lens/compare/difference.py", "layerleap.show.html"),
-    ("lens/vocabulary/neurons.py", "layerleap.show.html"),
-    ("lens/vocabulary/copying.py", "layerleap.show.html"),
-    ("lens/vocabulary/pairs.py", "layerleap.show.html"),
-    ("lens/vocabulary/search.py", "layerleap.show.html"),
-    ("lens/vocabulary/weights.py", "layerleap.show.html"),
-    ("act/decode/generate.py", "layerleap.show.html"),
-    ("act/debug/effect.py", "layerleap.show.html"),
+    ("lens/readings.py", "layerleap.show.web.session"),  # a link to the running debugger
+    ("lens/evaluate.py", "layerleap.show.figures.evaluation"),  # the figure of its view
+    ("lens/evaluate.py", "layerleap.show.report.evaluation"),  # evaluation.report(folder)
     ("study/result.py", "layerleap.show.report.report"),  # result.report(folder)
 }
 
@@ -88,13 +75,15 @@ def test_what_all_stages_share_imports_none_of_them(file):
     if name(file) in ("__init__.py", "__main__.py"):
         return
     for module in imports(ast.parse(file.read_text())):
-        assert module.split(".")[0] != "layerleap" or module.split(".")[1] in ("errors", "files")
+        room = module.split(".")[1] if module.startswith("layerleap.") else ""
+        more = ("extras", "results") if name(file).startswith("results/") else ()
+        assert room in ("", "errors", "files", *more)
 
 
 PAPERS = ROOT.parents[1] / "papers" / "layerleap_papers"
 PAPER_FILES = sorted(file for file in PAPERS.rglob("*.py") if "tests" not in file.parts)
 # What belongs to no stage: small, documented modules that any author of a study may need.
-SHARED = ("brief", "errors", "extras", "files", "memory", "progress")
+SHARED = ("errors", "extras", "files", "memory", "progress", "short_repr")
 
 
 def is_public(module: str, attribute: str) -> bool:

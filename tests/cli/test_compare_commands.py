@@ -57,7 +57,7 @@ def test_align_prints_a_line_per_kind_space_and_measure(place: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = [line for line in result.stdout.splitlines() if "3 of 3" in line]
     assert len(rows) == 7 * 2 * 2
-    assert "blocks at their own number" in " ".join(result.stdout.split())
+    assert "Blocks matched to their own number" in " ".join(result.stdout.split())
     assert "correlations over all 61 tokens" in " ".join(result.stdout.split())
 
 
@@ -87,7 +87,7 @@ def test_diff_prints_blocks_heads_and_neurons(place: Path) -> None:
     result = run("diff", place / "model", place / "tuned")
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
-    assert "identical" in told
+    assert told.count("did not move") >= 2
     assert "L2.H1" in told
     assert "L2.N7" in told
     assert "did not move (bit-identical): blocks 1, 3" in told

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_classifier_is_checked(folder: Path) -> None:
     result = run("check", folder, "--json")
     assert result.exit_code == 0, result.output
-    statuses = {verdict["law"]: verdict["status"] for verdict in json.loads(result.stdout)}
+    statuses = {verdict["law"]: verdict["status"] for verdict in json.loads(result.stdout)["laws"]}
     assert statuses.pop("padding") == "not applicable"
     assert set(statuses.values()) == {"holds"}
 

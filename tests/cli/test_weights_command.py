@@ -42,7 +42,7 @@ def test_without_a_name_all_heads_are_listed_by_what_they_do(place: Path, model:
     result = run(place / model, "--sample", 40)
     assert result.exit_code == 0, result.output
     told = squeezed(result)
-    assert "heads that copy the token they attend to" in told
+    assert "Heads that copy the token they attend to" in told
     assert "shares of 40 tokens whose own score is among the 10 highest" in told
     assert "no mappings tested: only 0 of 40 pairs" in told
 

@@ -10,8 +10,6 @@ from layerleap.act.debug.debugger import Debugger
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.maps import IdentityMap, LinearMap, LowRankMap, Map, TunedMap, Tuning, register_kind
 from layerleap.maps.kinds import KINDS, check_lens, kind_named, leading_kind, lens_title
-from layerleap.show.html.evaluation import evaluation_html
-from layerleap.show.html.readings import readings_html
 from layerleap.stats.collect import collect
 from tiny_models import sentences, tiny
 
@@ -86,7 +84,7 @@ def test_it_reads_and_is_called_by_its_name(bank):
         scale = 1 if layer == model.n_layers else bank.maps[layer, model.n_layers].scale
         logits = model.logits(states[layer].reshape(3, -1) * scale)
         assert torch.equal(readings.tracks["scaling"].ids[layer, :, 0], logits.argmax(-1))
-    assert "coordinates scaled" in readings_html(readings)
+    assert "coordinates scaled" in readings._repr_html_()
 
 
 def test_it_is_evaluated_and_has_its_title_on_the_page(bank):
@@ -96,7 +94,7 @@ def test_it_is_evaluated_and_has_its_title_on_the_page(bank):
         (row["map"], row["layer"]): row["value"] for row in scores.scores if row["metric"] == "r2"
     }
     assert r2["scaling", 2] > r2["logit", 2]
-    assert "coordinates scaled" in evaluation_html(scores)
+    assert "coordinates scaled" in scores._repr_html_()
 
 
 def test_the_debugger_lists_it_and_reads_through_it(bank):

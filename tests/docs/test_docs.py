@@ -276,5 +276,5 @@ def test_the_readme_runs_in_order_and_its_first_bank_reads_no_worse_than_the_log
     assert worse_layers(scores) == []
     value = {(row["map"], row["metric"], row["layer"]): row["value"] for row in scores.scores}
     for layer in range(model.n_layers):
-        assert value["mat", "precision@1", layer] >= value["id", "precision@1", layer], layer
-        assert value["mat", "kl", layer] <= value["id", "kl", layer], layer
+        assert value["linear", "precision@1", layer] >= value["logit", "precision@1", layer], layer
+        assert value["linear", "kl", layer] <= value["logit", "kl", layer], layer

@@ -12,7 +12,7 @@ import layerleap as ll
 from families import build
 from layerleap.errors import BadSettings, CannotFetch
 from layerleap.models.transformer import Transformer
-from layerleap.show.html.readings import write_readings
+from layerleap.results.page import write_page
 from layerleap.show.web import schemas, session as web_session
 from layerleap.show.web.access import Access
 from layerleap.show.web.serve import listen, next_free
@@ -109,7 +109,7 @@ def test_readings_link_to_the_debugger_of_their_model_while_it_runs(model, tmp_p
         # This tokenizer's tokens do not say where spaces were: then the prompt is left out.
         assert session.link(["the", "cat"]) == session.url
         assert session.link(["the"]) == f"{session.url}#p=the"
-        page = write_readings(readings, "m", TEXT["text"], tmp_path / "page.html")
+        page = write_page(tmp_path / "page.html", readings.head("m", TEXT["text"]), readings)
         assert session.url not in page.read_text(), "a page outlives the server"
     assert "Open in the debugger" not in readings._repr_html_()
 

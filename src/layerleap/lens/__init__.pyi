@@ -33,6 +33,6 @@ from .saturation import (
     SaturationObserver as SaturationObserver,
     finite_top as finite_top,
     require_ranks as require_ranks,
-    saturation_layers as saturation_layers,
 )
 from .scores import Scores as Scores, score as score
+from .text_saturation import saturation_layers as saturation_layers

@@ -6,14 +6,14 @@ to the logit lens, with 95 % intervals over documents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from layerleap.arguments import checked
-from layerleap.errors import BadSettings, BadText, check_choice
+from layerleap.errors import BadSettings, BadText, CannotFetch, check_choice
 from layerleap.lens.lens import Lens
 from layerleap.lens.map_errors import MapErrors
 from layerleap.lens.scores import score
@@ -23,27 +23,34 @@ from layerleap.maps.map import IdentityMap
 from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
+from layerleap.results.base import WIDE, Result
+from layerleap.results.cells import Grid, grid_of
+from layerleap.results.columns import Column, Row, Table, Wide
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Batch, Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import Side
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "kl", "r2")
-SHOWN = ("precision@1", "kl", "r2")  # columns of the printed table
-CELL = 21  # characters of a cell, so that the printed table fits 80 columns
 SIDES = {"held-out": "held-out ", "fit": "fitting ", "both": ""}  # as an adjective
 
 Bank = ShortcutBank | str | Path  # a bank, its folder or hub name, or "default"
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Result):
     """The scores of banks and of the logit lens on one text.
 
     `scores` has one row per map, layer and metric: map ("logit" is the logit lens), layer, metric,
     value, low and high (a 95 % interval over documents), rows and documents. At the last layer all
     maps read the model itself: precision and R2 are 1, KL is 0, surprisal is -ln p_max.
     """
+
+    KIND: ClassVar[str] = "evaluation"
+    TEMPLATE: ClassVar[str] = "evaluation"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table("scores", "", lambda evaluation: evaluation.scores),
+    )
 
     model: dict[str, Any]  # identity, as in the bank
     text: str
@@ -81,6 +88,7 @@ class Evaluation:
             table.append(row)
         return table
 
+    @property
     def notes(self) -> list[str]:
         """What limits these scores, a sentence each."""
         notes = caveats(self.model)
@@ -95,29 +103,22 @@ class Evaluation:
             )
         return notes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**asdict(self), "unknown": list(self.unknown)}
-
-    def to_pandas(self) -> Any:
-        """One line per map, layer and metric."""
-        import pandas
-
-        return pandas.DataFrame(self.scores)
+    def facts(self) -> Row:
+        """What was evaluated, and on what."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**own, "unknown": list(self.unknown)}
 
     def report(self, folder: str | Path) -> Path:
         """Write a page, its figure (SVG) and the numbers (CSV, JSON); returns the page's path."""
-        from layerleap.show.html.evaluation import write_evaluation
+        from layerleap.show.report.evaluation import write_evaluation
 
         return write_evaluation(self, Path(folder))
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         size = f"{self.n_rows} rows, {self.n_documents} documents"
         maps = " and ".join(self.maps)
         return f"Evaluation({maps} of {self.model['name']} on {self.text}: {size})"
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
 
     def headline(self) -> str:
         """What was evaluated, and on how much."""
@@ -128,35 +129,68 @@ class Evaluation:
             f"{kind}documents, 95 % intervals over documents"
         )
 
-    def _lines(self) -> Iterator[str]:
-        yield self.headline()
-        yield from self.notes()
-        width = max(3, *map(len, self.maps))
-        heads = "".join(f"{metric:<{CELL}}" for metric in SHOWN).rstrip()
-        yield f"layer {'map':<{width}} {heads}"
-        for layer in range(self.n_layers + 1):
-            cells = {(row["map"], row["metric"]): _cell(row) for row in self.at(layer)}
-            for name in self.maps:
-                columns = "".join(f"{cells[name, metric]:<{CELL}}" for metric in SHOWN)
-                yield f"{layer:>5} {name:<{width}} {columns}".rstrip()
-        yield "All metrics, with more digits: to_pandas()"
+    def legend(self) -> str:
+        """What the columns mean."""
+        return (
+            "P@k: how often the map's top token is among the model's top k; surprisal and KL in "
+            "nats; bold: best of the layer; all numbers: to_pandas() or --json"
+        )
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.evaluation import evaluation_html
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """The scores of every map at every layer.
 
-        return evaluation_html(self)
+        Terminals narrower than 130 columns show intervals of Precision@1 and KL only, and leave
+        out Precision@5.
+        """
+        wide = width is None or width >= WIDE
+        return [grid_of(SCORES, self, wide=wide)]
+
+    def picture(self) -> Row:
+        """The scores by layer, drawn, or why they are not."""
+        from layerleap.show.figures.evaluation import evaluation_figure  # a convenience
+
+        try:
+            return {"figure": evaluation_figure(self), "no_figure": ""}
+        except CannotFetch as error:  # matplotlib belongs to an extra
+            return {"figure": "", "no_figure": str(error)}
 
 
-def _cell(row: dict[str, Any]) -> str:
-    numbers = (row[key] for key in ("value", "low", "high"))
-    return "{} [{},{}]".format(*map(_short, numbers))
+def _by_map(evaluation: Evaluation) -> list[Row]:
+    """One row per layer and map, with a key per metric and end of its interval."""
+    table: dict[tuple[int, str], Row] = {}
+    for layer in range(evaluation.n_layers + 1):
+        for row in evaluation.at(layer):
+            key = (layer, row["map"])
+            own = table.setdefault(key, {"layer": layer, "map": row["map"]})
+            metric, low, high = row["metric"], row["low"], row["high"]
+            own |= {metric: row["value"], f"{metric} low": low, f"{metric} high": high}
+    return list(table.values())
 
 
-def _short(number: float | None) -> str:
-    """A number in at most five characters: two decimals, or fewer where there is no room."""
-    if number is None:
-        return "-"
-    return f"{number:.2f}" if abs(number) < 10 else f"{number:.0f}"
+def _metric(metric: str, title: str, wide: Wide = "interval") -> Column:
+    """The column of one metric."""
+    form, scale = ("{:.0f}", 100.0) if metric.startswith("precision") else ("{:.2f}", 1.0)
+    best: Literal["min", "max"] = "min" if metric in ("surprisal", "kl") else "max"
+    ends = (f"{metric} low", f"{metric} high")
+    return Column(metric, title, form, scale, *ends, best=best, wide=wide)
+
+
+SCORES = Table(
+    "scores",
+    "",
+    _by_map,
+    (
+        Column("layer"),
+        Column("map"),
+        _metric("precision@1", "P@1, %", wide=""),
+        _metric("precision@5", "P@5, %", wide="column"),
+        _metric("precision@10", "P@10, %"),
+        _metric("surprisal", "surprisal"),
+        _metric("kl", "KL", wide=""),
+        _metric("r2", "R2"),
+    ),
+    within="layer",
+)
 
 
 @checked

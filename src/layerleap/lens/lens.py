@@ -6,7 +6,7 @@ Out: logits for states of any layer, and `Readings` of texts.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.lens.metrics import Comparison
-from layerleap.lens.readings import Readings, Track
+from layerleap.lens.readings import LensReadings, Readings
 from layerleap.lens.sweep import Sweep
+from layerleap.lens.text_saturation import SaturationLayers
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.maps.kinds import kind_named
@@ -35,18 +36,14 @@ from layerleap.models.prompts import (
 )
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
-from layerleap.several import Several
+from layerleap.results.several import Several
 from layerleap.stream.examples import (
     Example,
-    collate,
     iter_batches,
     longest_input,
     reads_pairs,
     require_text,
 )
-
-if TYPE_CHECKING:
-    from layerleap.lens.strip import Strip
 
 Batched = Prompts | Mapping[str, Any]  # several prompts, or a tokenizer's batch
 PASS_TOKENS = 4096  # padded tokens of several texts that share a pass
@@ -167,13 +164,26 @@ class Lens:
             for number in batch.documents.unique().tolist():
                 rows = batch.documents == number
                 own = {key: value.rows(rows) for key, value in tracks.items()}
-                tokens = self._tokens(encoded[number])
-                readings[number] = Readings(tokens, chosen[number], last, own, name, self.caveats())
+                ids, places = encoded[number], chosen[number]
+                readings[number] = Readings(
+                    self._tokens(ids),
+                    places,
+                    last,
+                    own,
+                    name,
+                    self.caveats(),
+                    [self._following(ids, place) for place in places],
+                )
         return [readings[number] for number in range(len(texts))]
+
+    def _following(self, ids: list[int], position: int) -> int:
+        """The id of the token after a position, or -1 where the model predicts something else."""
+        is_known = self.transformer.kind == "next-token" and position + 1 < len(ids)
+        return ids[position + 1] if is_known else -1
 
     def saturation(
         self, text: OnePrompt, *, positions: Sequence[int] | None = None, k: int = 5
-    ) -> "Strip":
+    ) -> SaturationLayers:
         """The saturation layer of each of the top k tokens at every position.
 
         Args:
@@ -181,18 +191,13 @@ class Lens:
                 token.
             positions: which tokens to read, as in `read`.
         """
-        from layerleap.lens.saturation import saturate  # imported here: both import this module
-        from layerleap.lens.strip import Strip
+        from layerleap.lens.saturation import require_ranks  # imported here: it imports this module
 
         if self.transformer.kind.endswith("-class"):
             k = min(k, self.transformer.d_vocab)
-        self.check_model()
-        encoded, chosen, examples = self._examples([text], positions)
-        batch = collate(self.transformer, examples)
-        tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
-        tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
-        name = self.transformer.output_name
-        return Strip(tokens, chosen[0], last, k, tracks, name, self.caveats())
+        require_ranks(self.transformer, k)
+        (readings,) = self.read_batch([text], positions=positions, top_k=k)
+        return readings.saturation()
 
     def _lenses(self) -> dict[str, "Lens"]:
         """The logit lens, and this lens if it has a bank."""
@@ -275,8 +280,8 @@ class Lens:
 
 
 @torch.no_grad()
-def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
-    """The readings of every layer at the given rows, reduced to the entries of a `Track`.
+def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> LensReadings:
+    """The readings of every layer at the given rows, reduced to the entries of `LensReadings`.
 
     All layers of a few rows go through the head in one product: it is by far the largest matrix,
     and it is read from memory once per product. The last layer comes first, because the others
@@ -291,7 +296,7 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
         for part in chunks(len(stacked), transformer.d_vocab):
             sweep.add(transformer.logits(stacked[part]).float())
         parts.append(vars(sweep.track()).values())
-    found = Track(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+    found = LensReadings(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
     for layer in range(last + 1):
         require_finite(found.layer(layer), f"lens {lens.name!r}", layer)
     return found
@@ -357,7 +362,7 @@ def read(
     return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
 
 
-def require_finite(compared: Comparison | Track, reader: str, layer: int) -> None:
+def require_finite(compared: Comparison | LensReadings, reader: str, layer: int) -> None:
     """Raise `NotFinite` if some logits were not finite, which shows in KL and surprisal."""
     bad = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
     if bad.any():

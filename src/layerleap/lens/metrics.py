@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
+from layerleap.short_repr import ShortRepr
 
 DEPTH = 10  # Precision@k is known for k up to this
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Brief):
+class Comparison(ShortRepr):
     """A reading compared with the model, per row, and the reading's own confidence."""
 
     top: Tensor  # the reading's top token

@@ -19,15 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.lens import Lens
-from layerleap.lens.saturation import Saturation, finite_top, require_ranks, saturation_layers
+from layerleap.lens.saturation import Saturation, finite_top, require_ranks
+from layerleap.lens.text_saturation import saturation_layers
 from layerleap.models.transformer import Transformer
+from layerleap.short_repr import ShortRepr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RandomWalk(Brief):
+class RandomWalk(ShortRepr):
     """The random walks of some rows: their `saturation`, and the rows' numbers in the pass."""
 
     saturation: Saturation  # gold is unknown: a walk has no correct output

@@ -1,21 +1,33 @@
 """Readings: what every layer predicts at every position of one text.
 
 In: top tokens, probabilities, agreement and divergence per lens, layer and position.
-Out: rows, a data frame, JSON, or a grid in a notebook.
+Out: rows, a data frame, JSON, a table or a grid; `saturation` shows since when each rank is kept.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings
+from layerleap.lens.vocabulary.tokens import token_text
+from layerleap.maps.kinds import lens_title
+from layerleap.results.base import Result
+from layerleap.results.cells import Cell, Grid, Part
+from layerleap.results.columns import Row, Table
+from layerleap.results.head import PageHead
+from layerleap.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from layerleap.lens.text_saturation import SaturationLayers
+
+MEASURES = ("agrees", "kl", "surprisal")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Track(Brief):
+class LensReadings(ShortRepr):
     """The readings of one lens; the first axis is the layer, the second the position."""
 
     ids: Tensor  # (layer, row, k)
@@ -24,17 +36,17 @@ class Track(Brief):
     kl: Tensor  # (layer, row): KL(model || reading), nats
     surprisal: Tensor  # (layer, row): -ln p_model(top token), nats
 
-    def rows(self, chosen: Tensor) -> "Track":
+    def rows(self, chosen: Tensor) -> "LensReadings":
         """The readings of some of the rows."""
-        return Track(*(value[:, chosen] for value in vars(self).values()))
+        return LensReadings(*(value[:, chosen] for value in vars(self).values()))
 
-    def layer(self, number: int) -> "Track":
+    def layer(self, number: int) -> "LensReadings":
         """The readings of one layer, with the row as the first axis."""
-        return Track(*(value[number] for value in vars(self).values()))
+        return LensReadings(*(value[number] for value in vars(self).values()))
 
 
-@dataclass(frozen=True, eq=False)
-class Readings:
+@dataclass(frozen=True, eq=False, repr=False)
+class Readings(Result):
     """The readings of one text at every layer.
 
     tokens     the text, token by token
@@ -42,15 +54,22 @@ class Readings:
     tracks     by map: "logit" is the logit lens, "linear" (or "tuned", ...) the bank's maps
     """
 
+    KIND: ClassVar[str] = "readings"
+    TEMPLATE: ClassVar[str] = "readings"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table("readings", "", lambda r: r._rows(), lines=lambda r: r._lines()),
+    )
+
     tokens: list[str]
     positions: list[int]
     n_layers: int
-    tracks: dict[str, Track]
-    decode: Callable[[int], str] = field(repr=False)
+    tracks: dict[str, LensReadings]
+    decode: Callable[[int], str]
     notes: list[str] = field(default_factory=list)  # what limits them, a sentence each
+    following: list[int] = field(default_factory=list)  # by position, the next token's id or -1
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """One plain dict per map, position and layer."""
+    def _rows(self) -> Iterator[Row]:
+        """One plain dict per map, position and layer, layers ascending."""
         for name, track in self.tracks.items():
             for place, position in enumerate(self.positions):
                 for layer in range(self.n_layers + 1):
@@ -65,10 +84,22 @@ class Readings:
                         "token": self.tokens[position],
                         "layer": layer,
                         "top": top,
-                        **{key: one[key] for key in ("agrees", "kl", "surprisal")},
+                        **{key: one[key] for key in MEASURES},
                     }
 
-    def at(self, position: int) -> list[dict[str, Any]]:
+    def _lines(self) -> Iterator[Row]:
+        """One line per map, position, layer and rank."""
+        for row in self._rows():
+            for rank, top in enumerate(row["top"], 1):
+                yield {
+                    **{key: row[key] for key in ("map", "position", "token", "layer")},
+                    "rank": rank,
+                    "top_token": top["token"],
+                    "prob": top["prob"],
+                    **{key: row[key] for key in MEASURES},
+                }
+
+    def at(self, position: int) -> list[Row]:
         """The rows of one position; negative positions count from the end."""
         if not -len(self.tokens) <= position < len(self.tokens):
             raise BadSettings(
@@ -77,35 +108,112 @@ class Readings:
         index = position % len(self.tokens)
         return [row for row in self.rows() if row["position"] == index]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        own = {"tokens": self.tokens, "n_layers": self.n_layers, "readings": list(self.rows())}
-        return {**own, "notes": self.notes} if self.notes else own
+    def only(self, position: int) -> "Readings":
+        """The readings of one position that was read; negative positions count from the end."""
+        number = position % len(self.tokens) if position < 0 else position
+        if number not in self.positions:
+            raise BadSettings(f"position {position} was not read; expected one of {self.positions}")
+        place = self.positions.index(number)
+        tracks = {name: track.rows(torch.tensor([place])) for name, track in self.tracks.items()}
+        following = self.following[place : place + 1]
+        return replace(self, positions=[number], tracks=tracks, following=following)
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per map, position, layer and rank."""
-        import pandas
+    def saturation(self) -> "SaturationLayers":
+        """Since which layer each of the top tokens keeps its rank."""
+        from layerleap.lens.text_saturation import SaturationLayers  # it imports this module
 
-        return pandas.DataFrame(
-            [
-                {
-                    **{key: row[key] for key in ("map", "position", "token", "layer")},
-                    "rank": rank,
-                    "top_token": top["token"],
-                    "prob": top["prob"],
-                    **{key: row[key] for key in ("agrees", "kl", "surprisal")},
-                }
-                for row in self.rows()
-                for rank, top in enumerate(row["top"], 1)
-            ]
+        return SaturationLayers(self)
+
+    def facts(self) -> Row:
+        """The text and the number of layers."""
+        return {"tokens": self.tokens, "n_layers": self.n_layers}
+
+    def short(self) -> str:
+        """What it is, in one line."""
+        names = " and ".join(self.tracks)
+        return f"Readings({len(self.positions)} positions, layers 0 to {self.n_layers}, {names})"
+
+    def headline(self) -> str:
+        """The position that a table shows: the last one."""
+        last = self.positions[-1]
+        more = f"; {len(self.positions)} were read, `only` shows another"
+        return f"position {last}, {token_text(self.tokens[last])}" + (
+            more if len(self.positions) > 1 else ""
         )
 
-    def __repr__(self) -> str:
-        names = " and ".join(self.tracks)
-        size = f"{len(self.positions)} positions, layers 0 to {self.n_layers}"
-        return "\n".join([f"Readings({size}, {names})", *(f"  note: {one}" for one in self.notes)])
+    def legend(self) -> str:
+        """What the marks mean."""
+        return "\u2713 same top answer as the model; KL(model || reading) in nats"
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.readings import readings_html
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """In a terminal, the last position: per lens its top tokens, agreement and KL."""
+        if width is None:
+            return []  # a page shows all positions
+        layers: list[list[Row]] = [[] for _ in range(self.n_layers + 1)]
+        for row in self.at(self.positions[-1]):
+            layers[row["layer"]].append(row)
+        rows = [
+            [Cell(str(layer), sort=layer), *(cell for row in own for cell in _cells(row))]
+            for layer, own in enumerate(layers[:-1])
+        ]
+        heads = ["layer", *(head for name in self.tracks for head in (name, "=", "KL"))]
+        answer = "  ".join(f"{part.text} {part.small}" for part in _top(layers[-1][0]))
+        last = f"{self.n_layers:>5}  the model's own answer: {answer}"
+        return [Grid(heads, rows, legend=last, one_line=True)]
 
-        return readings_html(self)
+    def link(self) -> str | None:
+        """The text in the model's debugger, if it runs."""
+        from layerleap.show.web.session import running  # a convenience
+
+        session = running(getattr(self.decode, "__self__", None))
+        return None if session is None else session.link(self.tokens)
+
+    def picture(self) -> Row:
+        """A grid per lens, the last layer on top."""
+        cells: dict[tuple[str, int], list[Row]] = {}
+        for row in self.rows():
+            cells.setdefault((row["map"], row["layer"]), []).append(
+                {
+                    "text": token_text(row["top"][0]["token"]),
+                    "listed": ", ".join(f"{e['token']!r} {e['prob']:.2f}" for e in row["top"]),
+                    "agrees": row["agrees"],
+                    "depth": f"{0.05 + 0.75 * row['top'][0]['prob']:.2f}",
+                }
+            )
+        layers = range(self.n_layers, -1, -1)
+        return {
+            "heads": [token_text(self.tokens[position]) for position in self.positions],
+            "width": 4.5 + 10 * len(self.positions),  # so that all grids have the same columns
+            "lenses": {
+                lens_title(name): {layer: cells[name, layer] for layer in layers}
+                for name in self.tracks
+            },
+        }
+
+    def head(self, model: str, text: str) -> PageHead:
+        """What a page says around them."""
+        return PageHead(
+            kicker="readings",
+            title=("What", model, "is about to say"),
+            facts=(f"{self.n_layers} layers", f"{len(self.positions)} positions"),
+            heading="Layer by layer",
+            lead="One column per token of the text: what each layer would predict next. Hover over "
+            "a cell to see its top tokens.",
+            text=text,
+        )
+
+
+def _cells(row: Row) -> tuple[Cell, Cell, Cell]:
+    """The top tokens, a tick if the first is the model's own, and the divergence."""
+    parts = _top(row)
+    mark = Cell("\u2713", verdict="good") if row["agrees"] else Cell("\u00b7", verdict="open")
+    text = " ".join(f"{part.text} {part.small}" for part in parts)
+    return Cell(text, parts=parts), mark, Cell(f"{row['kl']:.2f}", sort=row["kl"])
+
+
+def _top(row: Row) -> tuple[Part, ...]:
+    """The top tokens, each with its probability."""
+    return tuple(
+        Part(token_text(one["token"]), strong=not place, small=f"{100 * one['prob']:.0f}%")
+        for place, one in enumerate(row["top"])
+    )

@@ -21,6 +21,7 @@ from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.lens.lens import Lens
 from layerleap.lens.reader import RowQueue, StateRows
 from layerleap.lens.scores import TailCheck, iter_states
+from layerleap.lens.text_saturation import saturation_layers
 from layerleap.lens.top import top_k
 from layerleap.models.transformer import Transformer
 from layerleap.stats.tensor_file import TensorFile
@@ -71,16 +72,6 @@ class Saturation:
         tensors, header = FILE.load(path)
         with FILE.parsing(path):
             return cls(**tensors, n_layers=header["n_layers"], lens=header["lens"])
-
-
-def saturation_layers(tops: Tensor) -> Tensor:
-    """The layer from which each rank keeps its final token: (row, layer, k) -> (row, k) int16.
-
-    tops[:, l] are the top k tokens at layer l = 0 .. n_layers, best first.
-    """
-    is_final = (tops == tops[:, -1:]).flip(1)  # from the last layer down
-    n_final = is_final.cumprod(1).sum(1)  # for how many layers, including the last
-    return (tops.shape[1] - n_final).to(torch.int16)
 
 
 @torch.no_grad()  # not inference mode: a probe may be trained on the states

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadText, ModelRefused
 from layerleap.lens.intervals import finite
 from layerleap.lens.lens import Lens, chunks
@@ -23,6 +22,7 @@ from layerleap.memory import give_back, rows_at_once
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.short_repr import ShortRepr
 from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch
 
@@ -74,7 +74,7 @@ ROWS = ("documents", "positions", "cosine")  # the same for every lens
 
 
 @dataclass(repr=False)
-class Scores(Brief):
+class Scores(ShortRepr):
     """The measures of all readings: (row, layer) by lens; see `metrics.Comparison`."""
 
     documents: Tensor  # (row,)

@@ -1,16 +1,16 @@
 """One sweep over the logits of all layers at a few rows: what `Readings` keep of them.
 
-In: logits, those of the last layer first. Out: a `Track`: top tokens, agreement with the last
+In: logits, those of the last layer first. Out: `LensReadings`: top tokens, agreement with the last
 layer, which is the model's answer, and divergence from it. Nothing V-sized is kept but the answer.
 
-`metrics.Reference` compares in more ways. Here are only those of a `Track`, with as few passes over
-the logits as they need: one for the top tokens, one for the norm, and one for the divergence.
+`metrics.Reference` compares in more ways. Here are only those of `LensReadings`, with as few passes
+over the logits as they need: one for the top tokens, one for the norm, one for the divergence.
 """
 
 import torch
 from torch import Tensor
 
-from layerleap.lens.readings import Track
+from layerleap.lens.readings import LensReadings
 from layerleap.lens.top import top_k
 
 CACHED = 2**18  # entries that are exponentiated at a time: 1 MB in float32
@@ -51,13 +51,13 @@ class Sweep:
             total += torch.stack([some[row::n] @ p[row] for row in range(n)], 1).flatten()
         return total
 
-    def track(self) -> Track:
+    def track(self) -> LensReadings:
         """What was read, with the last layer at its end."""
         columns = (torch.cat(parts).roll(-1, 0).cpu() for parts in zip(*self._parts, strict=True))
         ids, probs, agrees, cross, surprisal = columns
         # A divergence is the cross-entropy beyond the entropy of the answer, which is that of the
         # answer with itself. Clamped because rounding can push it slightly below zero.
-        return Track(ids, probs, agrees, (cross - cross[-1]).clamp_min(0), surprisal)
+        return LensReadings(ids, probs, agrees, (cross - cross[-1]).clamp_min(0), surprisal)
 
 
 def _log_norm(logits: Tensor, highest: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from layerleap.maps.linear import FitReport
 from layerleap.maps.map import IdentityMap, Map
 from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
+from layerleap.results.cells import grid_of
+from layerleap.results.columns import Column, Table
 from layerleap.stream.split import pack_fingerprints, unpack_fingerprints
 
 if TYPE_CHECKING:
@@ -85,9 +87,13 @@ class ShortcutBank:
         return f"ShortcutBank({len(self)} maps of {self.model['name']}, {self.n_layers} layers)"
 
     def _repr_html_(self) -> str:
-        from layerleap.show.html.about import bank_html
+        from layerleap.results.page import facts_html
 
-        return bank_html(self)
+        known = {key: value for key, value in self.data.items() if value not in (None, "", [])}
+        facts = {"maps": len(self), "layers": self.n_layers, "d_model": self.d_model, **known}
+        columns = tuple(Column(key, form="{:.4g}") for key in (self.quality or [{}])[0])
+        scores = Table("quality", "scores on held-out documents", lambda _: self.quality, columns)
+        return facts_html(f"bank of {self.model['name']}", facts, grid_of(scores, self))
 
     @property
     def is_final_only(self) -> bool:

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import NotFinite
+from layerleap.short_repr import ShortRepr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Map(Brief, ABC):
+class Map(ShortRepr, ABC):
     """Carries rows of h[src] to layer dst; created fitted or loaded, and never changed.
 
     A kind names itself, declares its tensors as fields and says in `apply` what it does to rows.

@@ -9,28 +9,43 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from layerleap.arguments import checked
-from layerleap.brief import Brief
-from layerleap.extras import report_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import with_scores
 from layerleap.maps.settings import Tuning
 from layerleap.maps.tuned import check_starts, summary, tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
+from layerleap.results.base import Result
+from layerleap.results.columns import Column, Row, Table
+from layerleap.short_repr import ShortRepr
 from layerleap.stats.collect import collect
 from layerleap.stats.saved_states import StateFile
 from layerleap.stream.examples import Sampling
 
-if TYPE_CHECKING:
-    import pandas
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Tuned(Brief):
+class Tuned(ShortRepr, Result):
     """A fine-tuned bank, and the record of its training: a row per layer and check."""
+
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "summary",
+            "tuned against the closed form, on documents not trained on",
+            lambda tuned: tuned.summary,
+            (
+                Column("layer"),
+                Column("kl_closed", "KL, closed form", "{:.3f}"),
+                Column("kl_tuned", "KL, tuned", "{:.3f}"),
+                Column("agreement_closed", "agreement, closed form", "{:.1f} %", 100),
+                Column("agreement_tuned", "agreement, tuned", "{:.1f} %", 100),
+                Column("rows_needed", "rows until ahead", "{:,.0f}", words={None: "never"}),
+            ),
+        ),
+        Table("record", "", lambda tuned: tuned.record),
+    )
 
     bank: ShortcutBank
     record: list[dict[str, Any]]
@@ -40,14 +55,13 @@ class Tuned(Brief):
         """Per layer: the closed form beside the tuned map, and when training overtook it."""
         return summary(self.record)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"maps": len(self.bank), "summary": self.summary, "record": self.record}
+    def headline(self) -> str:
+        """The bank."""
+        return repr(self.bank)
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The summary as a data frame."""
-        frame: pandas.DataFrame = report_library("pandas").DataFrame(self.summary)
-        return frame
+    def facts(self) -> Row:
+        """The number of maps."""
+        return {"maps": len(self.bank)}
 
 
 @checked

@@ -262,9 +262,23 @@ class Transformer:
             self._was_just_marked = False
 
     def _repr_html_(self) -> str:
-        from layerleap.show.html.about import model_html
+        from layerleap.results.page import facts_html
 
-        return model_html(self)
+        unknown = sum(isinstance(anatomy, str) for anatomy in self.anatomy)
+        facts = {
+            "class": type(self.model).__name__,
+            "kind": self.kind,
+            "layers": self.n_layers,
+            "d_model": self.d_model,
+            "outputs": self.d_vocab,
+            "first block": self.blocks[0],
+            "last block": self.blocks[-1],
+            "tail": ", ".join(step.path or step.kind for step in self.tail),
+            "sites of block 1": ", ".join(self.sites(1)) or "not known",
+            "tokenizer": type(self.tokenizer).__name__ if self.tokenizer else "none",
+            **({"blocks of unknown parts": unknown} if unknown else {}),
+        }
+        return facts_html(self.identity.name, facts)
 
     # Both are functions of `models.hooks`, used as methods.
     capture = capture

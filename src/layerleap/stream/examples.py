@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.models.inputs import padded, without_padding
 from layerleap.models.prompts import encode_pair
 from layerleap.models.transformer import Transformer
+from layerleap.short_repr import ShortRepr
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.pairs import iter_pairs
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
@@ -56,7 +56,7 @@ class Example:
 
 
 @dataclass(frozen=True, repr=False)
-class Batch(Brief):
+class Batch(ShortRepr):
     """Right-padded inputs and, in row-major order, where each kept row comes from."""
 
     index: int

@@ -14,6 +14,7 @@ from contract_bank import bank_of
 from decoders import wrapped
 from families import build
 from layerleap.act.decode import kept_costs, prepared
+from layerleap.act.decode.coloured import coloured_html
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.decode.speculative import near_ties
@@ -38,7 +39,6 @@ from layerleap.lens.scores import score
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.transformer import Transformer
-from layerleap.show.html.generation import generation_html
 from layerleap.stream.examples import Example, collate
 
 PROMPT = torch.tensor([[5, 9, 7, 5, 9, 7, 8, 5, 9]])
@@ -590,7 +590,7 @@ def test_a_saved_task_rule_leaves_its_probe_out(llama):
 def test_line_ends_show_their_colour_and_only_the_last_of_several_ends_a_line():
     tokens = ["a\n", "\n", "", "\n", "b", "\nc\n"]
     stats = {"n_layers": 4, "layers": [1] * 6, "drafted": [False] * 6}
-    page = generation_html({"tokens": tokens, "stats": stats, "prompt": "p\nq", "summary": "six"})
+    page = coloured_html({"tokens": tokens, "stats": stats, "prompt": "p\nq", "summary": "six"})
     shown = re.findall(r'<span title="[^"]*" style="[^"]*">([^<]*)</span>', page)
     assert shown == ["a⏎", "⏎", "", "⏎\n", "b", "⏎\nc⏎\n"]
     assert ">p\nq</span>" in page

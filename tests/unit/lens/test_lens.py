@@ -400,7 +400,7 @@ def test_the_notebook_table_is_well_formed_and_needs_nothing_else(case):
     layers = re.findall(r"<tr><th>(\d)</th>", text)
     assert layers == ["3", "2", "1", "0"] * 2  # the last layer on top
     agreeing = sum(int(track.agrees.sum()) for track in readings.tracks.values())
-    assert text.count("class=agrees") == agreeing
+    assert text.count('class="agrees"') == agreeing
 
 
 def test_tokens_cannot_break_out_of_the_table(case):

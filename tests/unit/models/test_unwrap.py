@@ -102,7 +102,7 @@ def test_the_bank_of_the_base_reads_a_fine_tuned_model_if_asked_for_and_says_so(
     assert len([one for one in seen if one.category is OtherModelWarning]) == 7
     assert "linear" in readings.tracks
     assert any("was fitted on" in note for note in [*readings.notes, repr(readings)])
-    assert any("was fitted on" in note for note in scores.notes())
+    assert any("was fitted on" in note for note in scores.notes)
     assert "was fitted on" in text.how["note"]
     assert text.ids == plain[0, 4:].tolist()  # drafts are verified, so decoding stays exact
     assert torch.equal(drafted, plain)

@@ -10,7 +10,7 @@ from layerleap.lens.compare.alignment import Alignment
 from layerleap.lens.compare.diff import diff
 from layerleap.lens.compare.difference import Difference
 from layerleap.models.transformer import Transformer
-from layerleap.show.html.compare import write_alignment, write_difference
+from layerleap.results.page import write_page
 from pages import Page
 from tiny_models import tiny
 
@@ -35,7 +35,7 @@ def difference() -> Difference:
 
 
 def test_an_alignment_is_a_heat_map_per_measure_and_space(tmp_path):
-    text = write_alignment(alignment(), tmp_path / "page.html").read_text()
+    text = write_page(tmp_path / "page.html", alignment().head(), alignment()).read_text()
     page = Page(text)
     assert len([tag for tag, _ in page.tags if tag == "svg"]) == 4
     one = alignment().matching("ffn.value")
@@ -45,7 +45,7 @@ def test_an_alignment_is_a_heat_map_per_measure_and_space(tmp_path):
 
 
 def test_models_of_different_depth_can_be_drawn(tmp_path):
-    text = write_alignment(alignment(5), tmp_path / "page.html").read_text()
+    text = write_page(tmp_path / "page.html", alignment(5).head(), alignment(5)).read_text()
     assert text.count("<svg") == 4
     assert "3 and 5 blocks" in text
 
@@ -57,7 +57,7 @@ def test_notebooks_show_the_same_without_a_page():
 
 
 def test_a_difference_lists_blocks_neurons_and_what_did_not_move(tmp_path):
-    text = write_difference(difference(), tmp_path / "page.html").read_text()
+    text = write_page(tmp_path / "page.html", difference().head(), difference()).read_text()
     page = Page(text)
     assert "1 of 3 blocks moved" in page.text
     assert page.text.count("did not move") >= 2

@@ -237,4 +237,4 @@ def test_without_its_libraries_the_error_says_what_to_install(tmp_path, monkeypa
 def test_a_notebook_shows_headlines_and_verdicts():
     html = make_study()._repr_html_()
     assert make_study().headlines[0].split(",")[0] in html
-    assert "<b>yes</b>" in html
+    assert '<span class="verdict good">yes</span>' in html

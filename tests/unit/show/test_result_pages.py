@@ -7,10 +7,9 @@ import torch
 
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.generate import Generation
-from layerleap.lens.readings import Readings, Track
+from layerleap.lens.readings import LensReadings, Readings
+from layerleap.results.page import write_page
 from layerleap.show.figures.draw import draw, figure_rows, sample_of
-from layerleap.show.html.generation import generation_html, write_generation
-from layerleap.show.html.readings import readings_html
 from layerleap.show.report.report import report_html
 from layerleap_papers.jump_to_conclusions import STUDY
 from pages import Page
@@ -28,28 +27,28 @@ def generation(layers, drafted=(False, False, False), **how):
 
 def test_a_page_of_early_exits_names_the_rule_its_threshold_and_the_bank(tmp_path):
     early = generation([12, 20, 30], rule="exit if p1 > 0.9", bank="shortcuts fitted on news")
-    page = Page(write_generation(early, "tiny", tmp_path / "page.html").read_text())
+    page = Page(write_page(tmp_path / "page.html", early.head("tiny"), early).read_text())
     assert "rule: exit if p1 > 0.9" in page.text
     assert "bank: shortcuts fitted on news" in page.text
     assert "The warmer a token" in page.text
     assert "Underlined" not in page.text
-    assert 'class="scale"' in generation_html(early.to_dict())
+    assert 'class="scale"' in early._repr_html_()
 
 
 def test_a_page_of_exact_decoding_has_no_legend_of_layers(tmp_path):
     exact = generation([30, 30, 30], [False, True, False], decoding="exact, without exits")
-    page = Page(write_generation(exact, "tiny", tmp_path / "page.html").read_text())
+    page = Page(write_page(tmp_path / "page.html", exact.head("tiny"), exact).read_text())
     assert "decoding: exact, without exits" in page.text
     assert "Every token ran through all layers" in page.text
     assert "Underlined tokens were drafted" in page.text
     assert "warmer" not in page.text
-    assert 'class="scale"' not in generation_html(exact.to_dict())
+    assert 'class="scale"' not in exact._repr_html_()
 
 
 def test_columns_of_all_grids_of_readings_have_the_same_width():
     ids, one = torch.zeros(3, 2, 1, dtype=torch.long), torch.zeros(3, 2)
-    tracks = dict.fromkeys(("logit", "linear"), Track(ids, ids.float(), one > 0, one, one))
-    page = readings_html(Readings(["a", " much longer"], [0, 1], 2, tracks, lambda _: " word"))
+    tracks = dict.fromkeys(("logit", "linear"), LensReadings(ids, ids.float(), one > 0, one, one))
+    page = Readings(["a", " much longer"], [0, 1], 2, tracks, lambda _: " word")._repr_html_()
     widths = re.findall(r'<table style="width:([\d.]+em)">', page)
     assert len(widths) == 2
     assert len(set(widths)) == 1

@@ -2,8 +2,8 @@
 
 import pytest
 
+from layerleap.results.cells import grid_of
 from layerleap.show.figures.draw import figure_rows
-from layerleap.show.report.cells import cells_of
 from layerleap.study.claims import Claim, Each, above, below, share_of
 from layerleap.study.engine import Section, Texts
 from layerleap.study.figures import Axis, Figure
@@ -96,9 +96,9 @@ def test_points_take_the_interval_that_belongs_to_their_column():
 def test_a_text_with_fields_goes_across_a_table(result):
     rows = pick("scores", layer=KNOWN, words={"map": {"mat": "shortcut"}})
     table = Table("t", "", rows, (Column("layer"),), "P {map}", (estimate("value"),))
-    head, lines = cells_of(table, result)
-    assert [one.replace("value ", "") for one in head] == ["layer", "P id", "P shortcut"]
-    assert [[cell.text for cell in line] for line in lines] == [
+    grid = grid_of(table, result)
+    assert [one.replace("value ", "") for one in grid.heads] == ["layer", "P id", "P shortcut"]
+    assert [[cell.text for cell in line] for line in grid.rows] == [
         ["0", "1.00", "4.00"],
         ["1", "2.00", "5.00"],
     ]

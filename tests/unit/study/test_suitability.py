@@ -16,7 +16,7 @@ from intervals import require_inside
 from layerleap.act.exits.cost import measure_cost
 from layerleap.errors import BadSettings, CannotFetch, WrongModel
 from layerleap.models.transformer import Transformer
-from layerleap.show.cli.tables import terminal_table
+from layerleap.show.cli.tables import study_table
 from layerleap.study import studies
 from layerleap.study.fits import FitContext
 from layerleap.study.suitability import STUDY, SuitabilitySettings, plan_of
@@ -91,7 +91,7 @@ def test_the_terminal_shows_all_rules_and_layers_within_80_columns(found):
     console = Console(width=80, record=True, file=io.StringIO())
     tables = [t for s in STUDY.sections for t in s.tables if t.terminal]
     for table in tables:
-        console.print(terminal_table(table, result))
+        console.print(study_table(table, result))
     shown = console.export_text()
     assert "learned" in shown
     heads = [line.split()[0] for line in shown.splitlines() if line.strip()]

@@ -8,8 +8,8 @@ from functools import cache
 
 from saturation_studies import made
 
+from layerleap.results.cells import grid_of
 from layerleap.show.figures.draw import figure_rows
-from layerleap.show.report.cells import cells_of
 from layerleap.show.report.report import report_html, write_report
 from layerleap_papers.beyond_the_top1 import STUDY
 from pages import HOSTILE, Page
@@ -55,7 +55,8 @@ def figure(key: str):
 
 def table(key: str):
     (found,) = (t for section in STUDY.sections for t in section.tables if t.key == key)
-    return cells_of(found, made())
+    grid = grid_of(found, made())
+    return grid.heads, grid.rows
 
 
 def test_every_figure_and_table_is_on_the_page_with_its_sample():

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from layerleap.results.cells import grid_of
 from layerleap.show.figures.draw import draw
-from layerleap.show.report.cells import cells_of
 from layerleap.show.report.report import csv_files, report_html
 from layerleap_papers.jump_to_conclusions import STUDY
 from pages import Page
@@ -35,7 +35,8 @@ def text_in(key, result):
 
 
 def table(key, result):
-    return cells_of(TABLES[key], result)
+    grid = grid_of(TABLES[key], result)
+    return grid.heads, grid.rows
 
 
 def test_every_section_figure_and_table_of_a_full_study_is_on_the_page():

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
+from layerleap.short_repr import ShortRepr
 
 PAD, START = 0, 1  # symbols of every task; the others begin at 2
 
 
 @dataclass(frozen=True, repr=False)
-class Rows(Brief):
+class Rows(ShortRepr):
     """Sequences padded on the right with `PAD`; each begins with `START`."""
 
     ids: Tensor  # (row, pos)
@@ -44,7 +44,7 @@ class Rows(Brief):
 
 
 @dataclass(frozen=True, repr=False)
-class Task(Brief):
+class Task(ShortRepr):
     """One task. No held-out sequence is among the fitted ones."""
 
     name: str

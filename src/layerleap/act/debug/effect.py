@@ -6,7 +6,7 @@ layers, same or later positions) nothing changes, bit for bit.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from layerleap.act.debug.debugger import Debugger
 from layerleap.act.edits.spec import Edits, as_edits, describe
@@ -17,10 +17,13 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.models.prompts import OnePrompt
 from layerleap.models.transformer import Transformer
+from layerleap.results.base import Result
+from layerleap.results.cells import Grid, grid_of
+from layerleap.results.columns import Column, Row, Table
 
 
-@dataclass(frozen=True, eq=False)
-class Effect:
+@dataclass(frozen=True, eq=False, repr=False)
+class Effect(Result):
     """The readings of one text without and with edits.
 
     cells   by (layer, position), what was read without edits
@@ -28,6 +31,9 @@ class Effect:
     unused  edits that met no position of the text
     notes   what limits the result, and what to know about the edits, a sentence each
     """
+
+    KIND: ClassVar[str] = "effect"
+    TABLES: ClassVar[tuple[Table, ...]] = (Table("cells", "", lambda effect: effect._rows()),)
 
     transformer: Transformer
     tokens: list[str]
@@ -61,7 +67,7 @@ class Effect:
     def _top(self, cell: dict[str, Any]) -> str:
         return output_label(self.transformer, cell["top"][0][0]).label
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One plain dict per layer and position.
 
         `kl` is KL(before || after), and `final_*` follow the token that the unedited model predicts
@@ -87,36 +93,40 @@ class Effect:
             )
         return rows
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "tokens": self.tokens,
-            "edits": self.edits,
-            "unused": self.unused,
-            "cells": self.rows(),
-            **({"notes": self.notes} if self.notes else {}),
-        }
+    def facts(self) -> Row:
+        """The text and the edits."""
+        return {"tokens": self.tokens, "edits": self.edits, "unused": self.unused}
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per layer and position."""
-        import pandas
-
-        return pandas.DataFrame(self.rows())
-
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         moved = sum(before != after for before, after in self.answers.values())
         edits = "1 edit" if len(self.edits) == 1 else f"{len(self.edits)} edits"
         unused = f", not applied: {'; '.join(self.unused)}" if self.unused else ""
-        line = (
+        return (
             f"Effect({edits}, {len(self.changed)} of {len(self.cells)} states changed, another top "
             f"token at {moved} of {len(self.positions)} positions{unused})"
         )
-        return "\n".join([line, *(f"  note: {note}" for note in self.notes)])
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.effect import effect_html
+    def headline(self) -> str:
+        """The edits in words."""
+        return "; ".join(self.edits)
 
-        return effect_html(self)
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """The model's answer at every position, without and with edits."""
+        last = self.transformer.n_layers
+        answers = Table(
+            "answers",
+            "",
+            lambda _: [row for row in self.rows() if row["layer"] == last],
+            (
+                Column("position", ""),
+                Column("token"),
+                Column("before", "without edits"),
+                Column("after", "with edits"),
+                Column("kl", "KL (nats)", "{:.3g}"),
+            ),
+        )
+        return [grid_of(answers, self)]
 
 
 @checked

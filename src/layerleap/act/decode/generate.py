@@ -4,15 +4,17 @@ In: a wrapped model and a prompt; optionally a bank, an exit rule or plan, or a 
 Out: `Generation`; a notebook shows it with every token coloured by its exit layer.
 """
 
+import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 
+from layerleap.act.decode.coloured import coloured
 from layerleap.act.decode.decoder import Decoder
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.request import stop_criteria
@@ -21,7 +23,6 @@ from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.act.spelling import Policy
 from layerleap.arguments import checked
-from layerleap.brief import brief
 from layerleap.errors import BadSettings, BadText, check_choice, first_line
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.kinds import kind_named
@@ -32,7 +33,11 @@ from layerleap.models.identity import caveats
 from layerleap.models.prompts import OnePrompt, Prompts, encode, is_chat, numbered, several
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.several import Several
+from layerleap.results.base import Result
+from layerleap.results.columns import Row, Table
+from layerleap.results.head import PageHead
+from layerleap.results.several import Several
+from layerleap.short_repr import short_repr
 from layerleap.stream.examples import longest_input, reads_pairs, require_text
 
 Decode = Callable[[list[int]], str]
@@ -42,8 +47,14 @@ PROMPT_TOKENS = 8  # decoded before the first piece; enough for any character an
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Generation:
+class Generation(Result):
     """A generated text."""
+
+    KIND: ClassVar[str] = "generation"
+    TEMPLATE: ClassVar[str] = "generation"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table("tokens", "", lambda g: g.tokens, lines=lambda g: g._lines()),
+    )
 
     prompt: str
     tokens: list[str]  # the new tokens
@@ -53,8 +64,9 @@ class Generation:
     how: dict[str, str] = field(default_factory=dict)  # rule, layers checked and bank, in words
     full_token: str | None = None  # what the full model writes where the text departs from its own
 
-    def __repr__(self) -> str:
-        return f"Generation({len(self.tokens)} tokens: {brief(self.continuation)})"
+    def short(self) -> str:
+        """What it is, in one line."""
+        return f"Generation({len(self.tokens)} tokens: {short_repr(self.continuation)})"
 
     @property
     def continuation(self) -> str:
@@ -86,36 +98,53 @@ class Generation:
     def __str__(self) -> str:
         return self.text
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+    def facts(self) -> Row:
+        """The prompt, what was generated, and how."""
         return {
             "prompt": self.prompt,
             "continuation": self.continuation,
             "ids": self.ids,
-            "tokens": self.tokens,
             "stats": self.stats.to_dict(),
             "summary": str(self.stats),
             "how": self.how,
             "departure": self.departure,
         }
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per new token."""
-        import pandas
+    def _lines(self) -> Iterator[Row]:
+        """One line per new token."""
+        stats = self.stats
+        for token, id_, layer, drafted in zip(
+            self.tokens, self.ids, stats.layers, stats.drafted, strict=True
+        ):
+            yield {"token": token, "id": id_, "exit_layer": layer, "drafted": drafted}
 
-        return pandas.DataFrame(
-            {
-                "token": self.tokens,
-                "id": self.ids,
-                "exit_layer": self.exit_layers,
-                "drafted": self.stats.drafted,
-            }
+    def picture(self) -> Row:
+        """The tokens with their colours."""
+        return coloured(self.to_dict())
+
+    def head(self, model: str) -> PageHead:
+        """What a page says around it."""
+        stats = self.stats
+        is_early = min(stats.layers, default=stats.n_layers) < stats.n_layers
+        lead = (
+            "The warmer a token, the earlier it left the model; white ones ran through all layers. "
+            "Hover over a token to see its layer."
+            if is_early
+            else "Every token ran through all layers."
         )
-
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.generation import generation_html
-
-        return generation_html(self.to_dict())
+        drafted = " Underlined tokens were drafted, then verified." if any(stats.drafted) else ""
+        return PageHead(
+            kicker="generated text",
+            title=("What", model, "wrote"),
+            facts=(
+                f"{stats.n_layers} layers",
+                f"{stats.tokens} tokens",
+                *(f"{key}: {value}" for key, value in self.how.items()),
+            ),
+            heading="Where each token was read" if is_early else "Continuation",
+            lead=lead + drafted,
+            text=self.prompt,
+        )
 
 
 class Pieces:
@@ -406,11 +435,13 @@ def _clear_refusals() -> Iterator[None]:
 
 
 def _display(prompt: str) -> Any:
-    """What shows the text in a notebook as it grows, or None outside a notebook."""
-    from layerleap.show.html.generation import live_display
-
+    """A notebook output that can be updated as the text grows, or None outside a notebook."""
+    try:
+        display = importlib.import_module("IPython.display").display
+    except ImportError as error:
+        raise BadSettings("live=True needs a notebook, and IPython is not installed") from error
     empty = DecodingStats(n_layers=1, exactness="exact", max_tokens=0)
-    return live_display(Generation(prompt, [], [], empty))
+    return display(Generation(prompt, [], [], empty), display_id=True)
 
 
 def _check_decoder(decoder: Any, rule: Rule | None, plan: ExitPlan | str | Path | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,25 +20,35 @@ from torch import Tensor
 from layerleap.act.learning.answers import right_answers
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, check_choice
-from layerleap.extras import report_library
 from layerleap.lens.nested import nested_means
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
+from layerleap.results.base import Result
+from layerleap.results.columns import Column, Row, Table, estimate
 from layerleap.stream.tasks import Draw, EncodedTask, Task, draw, encode, load
 from layerleap.stream.tasks.draw import still_right
 from layerleap.stream.tasks.prompts import Answers
 
-if TYPE_CHECKING:
-    import pandas
-
 SHOTS = (0, 1, 2, 4, 8, 16, 32)
 BASELINES = ("zero-shot", "majority", "copy")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, repr=False)
-class InContext:
+class InContext(Result):
     """Which queries are answered correctly: by seed, (query,) booleans."""
+
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "accuracy",
+            "right answers, with 95 % intervals over queries and seeds",
+            lambda found: found.table,
+            (
+                Column("answers"),
+                Column("shots", "demonstrations"),
+                estimate("value", "right, %", "{:.0f}", 100),
+            ),
+        ),
+    )
 
     model: str
     task: str
@@ -50,7 +60,8 @@ class InContext:
     left_out: int  # examples whose answers have too many tokens
     still_right: dict[int, float] = field(default_factory=dict)  # share after shuffling, by shots
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         first, best = (self.accuracy("true", n) for n in (self.shots[0], self.shots[-1]))
         return (
             f"InContext({self.task} on {self.model}: {first['value']:.0%} right with "
@@ -116,8 +127,8 @@ class InContext:
         leads = [self.lead(over, shots) for over in BASELINES]
         return all(lead is not None and (lead["low"] or 0.0) > 0 for lead in leads)
 
-    def to_dict(self) -> Row:
-        """Plain JSON values."""
+    def facts(self) -> Row:
+        """The model, the task, and what demonstrations add."""
         about = {"model": self.model, "task": self.task, "kind": self.kind}
         leads = {over: self.lead(over) for over in (*BASELINES, "shuffled")}
         counts = {
@@ -129,14 +140,8 @@ class InContext:
             **about,
             **counts,
             "works": self.works(),
-            "accuracy": self.table,
             "leads": leads,
         }
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The table of accuracies as a data frame."""
-        frame: pandas.DataFrame = report_library("pandas").DataFrame(self.table)
-        return frame
 
 
 @checked

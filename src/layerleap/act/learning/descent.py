@@ -29,15 +29,15 @@ from layerleap.act.learning.lessons import (
 )
 from layerleap.act.learning.parameters import choose
 from layerleap.arguments import checked
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, NotFinite
 from layerleap.lens.lens import Lens
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.short_repr import ShortRepr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Learned(Brief):
+class Learned(ShortRepr):
     """What was learned, and the losses before each step."""
 
     delta: Delta

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, ModelRefused, check_choice
 from layerleap.models.inputs import padded
 from layerleap.models.transformer import Transformer
+from layerleap.short_repr import ShortRepr
 from layerleap.stream.examples import longest_input
 
 Tokens = Literal["all", "answer"]
@@ -42,7 +42,7 @@ class Demonstration:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Lesson(Brief):
+class Lesson(ShortRepr):
     """One batch, and the predictions that count.
 
     A row is a position whose next token is to be predicted, in row-major order.

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from layerleap.act.learning.lessons import require_fitting, require_learner
 from layerleap.arguments import checked
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, NotFinite
 from layerleap.models.hooks.scores import scores_recorded
 from layerleap.models.prefix import Prefix, shared_prefix
 from layerleap.models.transformer import Transformer
+from layerleap.short_repr import ShortRepr
 
 CACHED = 4  # tokens of a cache take less memory than tokens that run
 
@@ -40,7 +40,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Observation(Brief):
+class Observation(ShortRepr):
     """One prompt, at its last token; everything is on the CPU."""
 
     states: Tensor  # (n_layers + 1, d_model): h[0] .. h[n_layers]

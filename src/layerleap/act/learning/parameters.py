@@ -20,19 +20,19 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.hooks.parameters import parameter_names, places
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import Heads, all_heads
 from layerleap.models.weights.matrices import Rows
+from layerleap.short_repr import ShortRepr
 
 PARTS = ("queries", "keys", "values", "outputs")
 WORDS = ("keys-values", *PARTS, "blocks", "all")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Chosen(Brief):
+class Chosen(ShortRepr):
     """Parameters by name, in the order of the model."""
 
     words: tuple[str, ...]  # by which they were chosen

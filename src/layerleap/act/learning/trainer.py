@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,9 +30,7 @@ from layerleap.act.learning.lessons import Demonstration, lesson, require_learne
 from layerleap.act.learning.optimizer import Optimizer
 from layerleap.act.learning.parameters import Chosen, choose
 from layerleap.arguments import checked
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, NotFinite
-from layerleap.extras import report_library
 from layerleap.files import whole_folder, write_json
 from layerleap.lens.lens import Lens
 from layerleap.maps.artifact import TUNED_MODEL
@@ -41,6 +39,9 @@ from layerleap.models.hooks.parameters import computing_with
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.quiet import quiet_transformers
+from layerleap.results.base import Result
+from layerleap.results.columns import Column, Row, Table
+from layerleap.short_repr import ShortRepr
 from layerleap.stats.tally import Saver, interrupts_wait
 from layerleap.stats.tensor_file import TensorFile, require_same_run
 from layerleap.stream.examples import Sampling, longest_input
@@ -49,16 +50,27 @@ from layerleap.stream.windows import token_stream, windows
 from layerleap.zoo.small_lm import lm_loss
 from layerleap.zoo.small_vit import warmup_cosine
 
-if TYPE_CHECKING:
-    import pandas
-
 CHECKPOINT = TensorFile("finetuning", 1)
 OLDEST = 20.0  # seconds between two checkpoints: what a kill may cost
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FineTuned(Brief):
+class FineTuned(ShortRepr, Result):
     """What was learned, and how the losses went."""
+
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "record",
+            "mean loss per token in nats: of the steps since the last check, and on held-out text",
+            lambda tuned: tuned.record,
+            (
+                Column("step"),
+                Column("loss", "trained on", "{:.3f}"),
+                Column("held_out", "held out", "{:.3f}"),
+                Column("seconds", form="{:.0f}"),
+            ),
+        ),
+    )
 
     transformer: Transformer
     values: Mapping[str, Tensor]  # the trained parameters, float32 or wider
@@ -97,16 +109,14 @@ class FineTuned(Brief):
             write_json(temporary / TUNED_MODEL.config, self.to_dict())
         return folder
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        identity = self.transformer.identity.to_dict()
-        about = {"model": identity, "settings": dict(self.settings), "record": self.record}
-        return {**about, "text": self.text, "notes": list(self.notes)}
+    def headline(self) -> str:
+        """The model and the text."""
+        return f"{self.transformer.identity.name}, fine-tuned on {self.text}"
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The record as a data frame."""
-        frame: pandas.DataFrame = report_library("pandas").DataFrame(self.record)
-        return frame
+    def facts(self) -> Row:
+        """The model, the settings and the text."""
+        identity = self.transformer.identity.to_dict()
+        return {"model": identity, "settings": dict(self.settings), "text": self.text}
 
 
 @checked

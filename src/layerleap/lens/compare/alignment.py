@@ -1,18 +1,52 @@
 """What an alignment of two models returns: a `Matching` per kind of vector, space and measure."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from layerleap.errors import check_choice
+from layerleap.lens.compare.heat_map import heat_map
 from layerleap.lens.compare.lists import listed
 from layerleap.lens.compare.matching import Matching, Measure, SpaceName
+from layerleap.results.base import Result
+from layerleap.results.cells import Cell, Grid, grid_of
+from layerleap.results.columns import Column, Row, Table
+from layerleap.results.head import PageHead
 
+LEAD = (
+    "Vectors of both models are read as scores of all tokens, and compared by the correlation of "
+    "these scores. A row of a heat map is a block of the first model, a column a block of the "
+    "second; darker is more similar, on a scale of its own for each map. Framed: the blocks that "
+    "were matched, one to one, so that their similarities have the largest sum (Hungarian "
+    "algorithm). The margin of a match is its similarity minus that of the next best block: near 0 "
+    "it is a match by a hair, below 0 another block was more similar. The control compares raw "
+    "coordinates, which mean the same only if one model was made from the other."
+)
 MEASURES: tuple[Measure, ...] = ("best", "mean")
 
 
-@dataclass(frozen=True)
-class Alignment:
+@dataclass(frozen=True, repr=False)
+class Alignment(Result):
     """How the blocks of two models correspond."""
+
+    KIND: ClassVar[str] = "compare"
+    TEMPLATE: ClassVar[str] = "alignment"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "matchings",
+            "Blocks matched to their own number",
+            lambda alignment: [one.to_dict() for one in alignment.matchings],
+            (
+                Column("kind"),
+                Column("space", "compared"),
+                Column("measure", "by"),
+                Column("hits", "own number", note="of"),
+                Column("expected_hits", "by chance", "{:.1f}"),
+                Column("chance", "p", "{:.2g}"),
+                Column("smallest_margin", "least margin", "{:+.4f}"),
+            ),
+            lines=lambda alignment: alignment._lines(),
+        ),
+    )
 
     a: str
     b: str
@@ -46,7 +80,8 @@ class Alignment:
             if (one.kind, one.measure, one.space) == (kind, measure, space)
         )
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         best = ", ".join(
             f"{kind} {one.hits}/{len(one.matches)}"
             for kind in self.kinds
@@ -54,6 +89,7 @@ class Alignment:
         )
         return f"Alignment({self.a} and {self.b}, blocks at their own number by best match: {best})"
 
+    @property
     def notes(self) -> list[str]:
         """What a reader must know: tokens, rows that were drawn, and what is missing."""
         is_all = self.n_tokens == self.d_vocab
@@ -68,41 +104,85 @@ class Alignment:
             )
         return [*notes, *listed(self.missing)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "n_tokens": self.n_tokens,
-            "d_vocab": self.d_vocab,
-            "fold": self.fold,
-            "seed": self.seed,
-            "missing": self.missing,
-            "matchings": [one.to_dict() for one in self.matchings],
-        }
+    def facts(self) -> Row:
+        """What was compared, and how."""
+        kept = ("a", "b", "n_tokens", "d_vocab", "fold", "seed", "missing")
+        return {key: getattr(self, key) for key in kept}
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per match."""
-        import pandas
+    def headline(self) -> str:
+        """Both models."""
+        return f"{self.a} and {self.b}"
 
-        return pandas.DataFrame(
-            [
-                {
-                    "kind": one.kind,
-                    "space": one.space,
-                    "measure": one.measure,
-                    "a": match.a,
-                    "b": match.b,
-                    "is_own": match.is_own,
-                    "similarity": match.similarity,
-                    "margin": match.margin,
-                }
-                for one in self.matchings
-                for match in one.matches
-            ]
+    def legend(self) -> str:
+        """What the columns mean."""
+        return (
+            "best: mean over rows of the largest |correlation|; mean: over all pairs of rows; p: "
+            "share of random assignments with as many hits; margin: similarity of a match minus "
+            "that of the next best block"
         )
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.compare import alignment_html
+    def _lines(self) -> list[Row]:
+        """One line per match."""
+        return [
+            {
+                "kind": one.kind,
+                "space": one.space,
+                "measure": one.measure,
+                "a": match.a,
+                "b": match.b,
+                "is_own": match.is_own,
+                "similarity": match.similarity,
+                "margin": match.margin,
+            }
+            for one in self.matchings
+            for match in one.matches
+        ]
 
-        return alignment_html(self)
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """A summary, and every match: on a page to be opened, in a terminal of a single kind."""
+        if width is None:
+            shown = list(self.matchings)
+        else:
+            shown = [one for one in self.matchings if one.space == "vocabulary"]
+            shown = shown if len(self.kinds) == 1 else []
+        rows = [{**one.to_dict(), "of": f"of {len(one.matches)}"} for one in self.matchings]
+        summary = grid_of(replace(self.TABLES[0], rows=lambda _: rows), self)
+        return [summary, *(_matches(one, width is None) for one in shown)]
+
+    def picture(self) -> Row:
+        """A heat map per kind, space and measure."""
+        maps: dict[str, list[Row]] = {kind: [] for kind in self.kinds}
+        for one in self.matchings:
+            maps[one.kind].append(heat_map(one))
+        return {"maps": maps}
+
+    def head(self) -> PageHead:
+        """What a page says around it."""
+        first = self.matchings[0]
+        return PageHead(
+            kicker="alignment",
+            title=("Which layers of", f"{self.a} and {self.b}", "correspond"),
+            facts=(
+                f"{len(first.blocks_a)} and {len(first.blocks_b)} blocks",
+                f"{self.n_tokens:,} tokens",
+                f"{len(self.kinds)} kinds of vectors",
+            ),
+            heading="Blocks matched one to one",
+            lead=LEAD,
+        )
+
+
+def _matches(one: Matching, folded: bool) -> Grid:
+    """Every match; bold where a block met its own number."""
+    rows = [
+        [
+            Cell(str(match.a), sort=match.a),
+            Cell(str(match.b), sort=match.b, strong=match.is_own),
+            Cell(f"{match.similarity:.4f}", sort=match.similarity),
+            Cell("-" if match.margin is None else f"{match.margin:+.4f}", sort=match.margin or 0.0),
+        ]
+        for match in one.matches
+    ]
+    title = f"{one.kind}, {one.space}, {one.measure}: every match"
+    heads = ("block", "matched to", "similarity", "margin")
+    return Grid(heads, rows, folded=title) if folded else Grid(heads, rows, title)

@@ -1,16 +1,24 @@
 """What a comparison of a base model with a tuned one returns: `Difference` and its rows."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import ClassVar
 
-from layerleap.errors import check_choice
 from layerleap.lens.compare.lists import listed, ranges
 from layerleap.lens.vocabulary.neurons import Scored
 from layerleap.lens.vocabulary.settings import Inverse
+from layerleap.results.base import Result
+from layerleap.results.cells import Grid, grid_of
+from layerleap.results.columns import Column, Row, Table
+from layerleap.results.head import PageHead
 
 Words = tuple[Scored, ...]
-By = Literal["block", "head", "neuron"]
+LEAD = (
+    "How far the tuned model's weights lie from those of its base, relative to their size. The "
+    "tokens are those that a displacement (tuned minus base, at unit length) promotes and "
+    "suppresses most, by the base's output matrix. A head is read along the direction that holds "
+    "most of its displacement; such a direction has no sign, so its two lists could be swapped."
+)
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,71 @@ class OutsideChange:
     remark: str = ""
 
 
-@dataclass(frozen=True)
-class Difference:
+def _named(changes: Sequence[HeadChange | NeuronChange]) -> list[Row]:
+    """Plain rows with the name of each."""
+    return [{"name": one.name, **asdict(one)} for one in changes]
+
+
+MOVED = Column("relative", "moved", "{:.3g} %", 100)
+ENDS = (Column("promotes"), Column("suppresses"))
+
+
+@dataclass(frozen=True, repr=False)
+class Difference(Result):
     """What a tuned model changed in its base."""
+
+    KIND: ClassVar[str] = "compare"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "blocks",
+            "Blocks that moved: ||tuned - base|| / ||base|| of all parameters, and by kind",
+            lambda found: map(asdict, found.blocks),
+            lines=lambda found: [
+                {
+                    "block": one.block,
+                    "relative": one.relative,
+                    "is_identical": one.is_identical,
+                    **one.kinds,
+                }
+                for one in found.blocks
+            ],
+        ),
+        Table(
+            "outside",
+            "Outside the blocks",
+            lambda found: map(asdict, found.outside),
+            (
+                Column("name", "tensor"),
+                replace(MOVED, words={0.0: "did not move"}),
+                Column("remark", ""),
+            ),
+        ),
+        Table(
+            "heads",
+            "Heads that moved most, by kind",
+            lambda found: _named(found.heads),
+            (
+                Column("name", "head"),
+                Column("kind", "matrix"),
+                MOVED,
+                Column("share", "in one direction", "{:.0f} %", 100),
+                *ENDS,
+            ),
+        ),
+        Table(
+            "neurons",
+            "Neurons that moved most, by kind",
+            lambda found: _named(found.neurons),
+            (
+                Column("name", "neuron"),
+                Column("kind", "vector"),
+                Column("displacement", "moved by", "{:.3g}"),
+                replace(MOVED, title="relative"),
+                Column("cosine", "cosine to base", "{:+.2f}"),
+                *ENDS,
+            ),
+        ),
+    )
 
     base: str
     tuned: str
@@ -96,13 +166,15 @@ class Difference:
         """The kinds of matrices that were compared in any block."""
         return tuple(dict.fromkeys(kind for one in self.blocks for kind in one.kinds))
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         sizes = {one.block: one.relative for one in self.blocks if one.relative}
         most = max(sizes, key=lambda block: sizes[block], default=None)
         end = "" if most is None else f", most block {most} ({_percent(sizes[most])})"
         moved = f"{len(self.blocks) - len(self.unmoved)} of {len(self.blocks)} blocks moved"
         return f"Difference({self.base} -> {self.tuned}: {moved}{end})"
 
+    @property
     def notes(self) -> list[str]:
         """How it was read, which blocks did not move, and what is missing."""
         notes = [self.how]
@@ -118,53 +190,48 @@ class Difference:
             missing |= {f"{name} of block {one.block}": why for name, why in one.missing.items()}
         return [*notes, *listed(missing)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "base": self.base,
-            "tuned": self.tuned,
-            "how": self.how,
-            "inverse": self.inverse,
-            "unmoved": list(self.unmoved),
-            "blocks": [asdict(one) for one in self.blocks],
-            "heads": [{"name": one.name, **asdict(one)} for one in self.heads],
-            "neurons": [{"name": one.name, **asdict(one)} for one in self.neurons],
-            "outside": [asdict(one) for one in self.outside],
-            "missing": self.missing,
-        }
+    def facts(self) -> Row:
+        """Both models, and how they were read."""
+        kept = ("base", "tuned", "how", "inverse", "missing")
+        return {**{key: getattr(self, key) for key in kept}, "unmoved": list(self.unmoved)}
 
-    def to_pandas(self, by: By = "block") -> Any:
-        """A data frame with one line per block, head or neuron."""
-        import pandas
+    def headline(self) -> str:
+        """Both models, and how many blocks moved."""
+        moved = len(self.blocks) - len(self.unmoved)
+        return f"{self.base} -> {self.tuned}: {moved} of {len(self.blocks)} blocks moved"
 
-        check_choice(by, By, "by")
-        if by == "block":
-            return pandas.DataFrame(
-                [
-                    {
-                        "block": one.block,
-                        "relative": one.relative,
-                        "is_identical": one.is_identical,
-                        **one.kinds,
-                    }
-                    for one in self.blocks
-                ]
-            )
-        rows: Sequence[HeadChange | NeuronChange] = self.heads if by == "head" else self.neurons
-        return pandas.DataFrame([{"name": one.name, **_flat(one)} for one in rows])
+    def legend(self) -> str:
+        """What the columns mean."""
+        return (
+            "moved: ||tuned - base|| / ||base||; in one direction: share of a head's squared "
+            "displacement along the direction that is read; cosine: -1 shrinks a vector, 1 "
+            "stretches it"
+        )
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.compare import difference_html
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """Blocks, the last first, with a column per kind of matrix; then the other tables."""
+        rows = [
+            {**asdict(one), **one.kinds} for one in reversed(self.blocks) if not one.is_identical
+        ]
+        columns = (Column("block"), replace(MOVED, title="all", bar=True), *map(_kind, self.kinds))
+        blocks = replace(self.TABLES[0], rows=lambda _: rows, columns=columns)
+        return [grid_of(table, self) for table in (blocks, *self.TABLES[1:])]
 
-        return difference_html(self)
+    def head(self) -> PageHead:
+        """What a page says around it."""
+        moved = len(self.blocks) - len(self.unmoved)
+        return PageHead(
+            kicker="fine-tuning in words",
+            title=("What changed from", f"{self.base} to {self.tuned}", ""),
+            facts=(f"{moved} of {len(self.blocks)} blocks moved",),
+            heading="What moved, and towards which tokens",
+            lead=LEAD,
+        )
+
+
+def _kind(kind: str) -> Column:
+    return replace(MOVED, key=kind, title=kind)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.2g} %"
-
-
-def _flat(change: HeadChange | NeuronChange) -> dict[str, Any]:
-    words = {"promotes": change.promotes, "suppresses": change.suppresses}
-    return asdict(change) | {
-        key: " ".join(scored.token.label for scored in found) for key, found in words.items()
-    }

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.lens.saturation import Saturation
+from layerleap.short_repr import ShortRepr
 
 By = Literal["document", "row", "cell"]
 FEWEST = 10  # cells of each task that every fold needs to train a probe
@@ -48,7 +48,7 @@ class CellSampling:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Cells(Brief):
+class Cells(ShortRepr):
     """Pairs (row, layer) in ascending order, with task (from 1) and fold: (cell,) each."""
 
     row: Tensor

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.intervals import SHARE, all_but_one, finite, groups_of, jackknife, percentiles
 from layerleap.lens.probes.cells import By, Cells, CellSampling, ambiguous, cells_of
@@ -28,13 +27,14 @@ from layerleap.lens.probes.softmax import STRENGTH, Softmax, require_strength
 from layerleap.lens.probes.task import Space, States, features, require_aligned
 from layerleap.lens.saturation import Saturation
 from layerleap.progress import Progress, silent
+from layerleap.short_repr import ShortRepr
 
 Row = dict[str, Any]
 TRIES = 20  # permutations tried until one can be balanced
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeldOut(Brief):
+class HeldOut(ShortRepr):
     """Predictions for cells whose fold the probe was not trained on."""
 
     cells: Cells
@@ -125,7 +125,7 @@ def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class ProbeScores(Brief):
+class ProbeScores(ShortRepr):
     """The scores as plain values; `rows[0]` is the balanced accuracy, then one row per task."""
 
     rows: tuple[Row, ...]

@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
+from layerleap.short_repr import ShortRepr
 
 # Inverse of the penalty. States have hundreds of features and there are few cells: with a much
 # smaller penalty the probe memorises cells, and takes ten times as long to fit.
@@ -21,7 +21,7 @@ ARRAYS = ("mean", "scale", "coefficients", "intercepts")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Softmax(Brief):
+class Softmax(ShortRepr):
     """A multinomial logistic regression on standardised features, in float64."""
 
     mean: Tensor  # (feature,)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +34,25 @@ from layerleap.lens.vocabulary.tokens import TokenLabel, token_label
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.weights import Heads, all_heads
 from layerleap.progress import Progress, silent
+from layerleap.results.base import Result
+from layerleap.results.cells import Cell, Grid, tokens_cell
+from layerleap.results.colours import signed_colour
+from layerleap.results.columns import Row, Table
 
 Role = Literal["copies", "suppresses", "maps"]
 PIECE = 2**24  # entries of W_VO held at a time: 64 MB of float32
 FEWEST = 5  # pairs that a relation needs
 BLOCK = 128  # columns per maximum
 EXAMPLES = 5  # tokens or pairs shown as evidence
+SHOWN, PER_RELATION = 12, 5  # heads in a table
+ROLES: dict[Role, str] = {
+    "copies": "Heads that copy the token they attend to",
+    "suppresses": "Heads that suppress it",
+}
+MAPS = (
+    "Control: second words of other pairs among the same highest; identity: pairs that similar "
+    "embeddings alone would map"
+)
 LISTED = 0.1  # a head has a role if the low end of its share is above this
 
 
@@ -149,8 +162,18 @@ class HeadScores:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadTable:
+class HeadTable(Result):
     """Every head of a model with what it does to tokens it attends to."""
+
+    KIND: ClassVar[str] = "weights"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "heads",
+            "",
+            lambda table: [head.to_dict() for head in table.heads],
+            lines=lambda table: map(_line, table.heads),
+        ),
+    )
 
     heads: tuple[HeadScores, ...]  # by block and head
     k: int
@@ -170,7 +193,8 @@ class HeadTable:
     def __iter__(self) -> Iterator[HeadScores]:
         return iter(self.heads)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         roles: list[str] = [role for head in self.heads for role in head.roles]
         verbs = {"copies": "copy", "suppresses": "suppress", "maps": "map"}
         counts = ", ".join(f"{roles.count(role)} {verb}" for role, verb in verbs.items())
@@ -194,9 +218,10 @@ class HeadTable:
         return (
             f"shares of {self.n_sample:,} tokens whose own score is among the {self.k} highest "
             f"(copies) or lowest (suppresses) of {some} tokens under W_VO; {source} embeddings, "
-            f"{self.words}"
+            f"{self.words}. {MAPS}"
         )
 
+    @property
     def notes(self) -> list[str]:
         """What is missing, and why."""
         blocks = [f"block {block} left out: {reason}" for block, reason in self.missing.items()]
@@ -205,38 +230,96 @@ class HeadTable:
             return [*blocks, f"no mappings tested: {why}"]
         return blocks + [f"{name} not tested: {why}" for name, why in self.left_out.items()]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+    def headline(self) -> str:
+        """The model."""
+        return f"What the heads of {self.about['model']} do to a token"
+
+    def facts(self) -> Row:
+        """How the shares were made, and what is missing."""
         kept = ("k", "n_sample", "n_tokens", "restricted", "centred", "relations", "left_out")
         return {
             **{key: getattr(self, key) for key in kept},
             **self.about,
             "missing": {str(block): reason for block, reason in self.missing.items()},
-            "heads": [head.to_dict() for head in self.heads],
         }
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per head; mappings have a column of shares each."""
-        import pandas
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """The heads with a role, each with its evidence; on a page below a map of all heads."""
+        roles = [self._role(role, title) for role, title in ROLES.items()]
+        grids = [*roles, self._mappings(EXAMPLES if width is None else 2)]
+        return grids if width is not None else [self._map(), *grids]
 
-        return pandas.DataFrame(
-            [
-                {
-                    "head": head.name,
-                    "block": head.block,
-                    "copies": head.copies.value,
-                    "suppresses": head.suppresses.value,
-                    "roles": " ".join(head.roles),
-                    **{one.relation: one.share.value for one in head.maps},
-                }
-                for head in self.heads
-            ]
+    def _map(self) -> Grid:
+        """A row per block and a cell per head."""
+        n = 1 + max(head.head for head in self)
+        blocks = sorted({head.block for head in self})
+        rows = [
+            [Cell(f"L{block}", strong=True), *(_square(h) for h in self if h.block == block)]
+            for block in blocks
+        ]
+        caption = (
+            "Blue: share of tokens copied; orange: share suppressed; the larger one, in percent."
         )
+        rows = [[*row, *[Cell("")] * (n + 1 - len(row))] for row in rows]
+        return Grid(["", *(f"H{number}" for number in range(n))], rows, caption)
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.weights import heads_html
+    def _role(self, role: Role, title: str) -> Grid:
+        heads = self.having(role)
+        rows = [
+            [
+                Cell(head.name),
+                _share(head.copies if role == "copies" else head.suppresses),
+                tokens_cell(
+                    t.to_dict() for t in (head.copied if role == "copies" else head.suppressed)
+                ),
+            ]
+            for head in heads[:SHOWN]
+        ]
+        of = f"; the first {SHOWN} of {len(heads)}" if len(heads) > SHOWN else ""
+        return Grid(("head", "share, 95 %", "for example"), rows, f"{title}{of}")
 
-        return heads_html(self)
+    def _mappings(self, examples: int) -> Grid:
+        rows = [
+            [
+                Cell(one.relation),
+                Cell(head.name),
+                _share(one.share),
+                Cell(f"{one.control:.0%}", sort=one.control),
+                Cell(f"{one.similar:.0%}", sort=one.similar),
+                Cell("  ".join(f"{a.label}\u2192{b.label}" for a, b in one.examples[:examples])),
+            ]
+            for relation in self.relations
+            for head, one in self.mapping(relation)[:PER_RELATION]
+        ]
+        heads = ("relation", "head", "share, 95 %", "control", "identity", "for example")
+        caption = f"Heads that map it to another; the first {PER_RELATION} of each relation"
+        return Grid(heads, rows, caption)
+
+
+def _line(head: HeadScores) -> Row:
+    """What a data frame holds of one head; mappings have a column of shares each."""
+    return {
+        "head": head.name,
+        "block": head.block,
+        "copies": head.copies.value,
+        "suppresses": head.suppresses.value,
+        "roles": " ".join(head.roles),
+        **{one.relation: one.share.value for one in head.maps},
+    }
+
+
+def _share(share: Share) -> Cell:
+    ends = f"{100 * share.low:.0f} to {100 * share.high:.0f}"
+    return Cell(f"{share.value:.0%}", ends, sort=share.value)
+
+
+def _square(head: HeadScores) -> Cell:
+    """The larger of two shares on its colour."""
+    copies, suppresses = head.copies.value, head.suppresses.value
+    share = copies if copies >= suppresses else -suppresses
+    title = f"{head.name}: copies {copies:.1%}, suppresses {suppresses:.1%}"
+    text = f"{100 * abs(share):.0f}"
+    return Cell(text, sort=abs(share), colour=signed_colour(share), title=title)
 
 
 def _strength(head: HeadScores, role: Role) -> float:

@@ -13,10 +13,9 @@ and those it suppresses most. A negative coefficient swaps the two.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from textwrap import shorten
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -34,10 +33,15 @@ from layerleap.models.inputs import padded
 from layerleap.models.prompts import OnePrompt, Prompts, numbered, several
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
-from layerleap.several import Several
+from layerleap.results.base import WIDE, Result
+from layerleap.results.cells import Cell, Grid, grid_of
+from layerleap.results.columns import Column, Row, Table
+from layerleap.results.several import Several
 
 Where = Literal["before", "attention", "ffn"]
 ENDS = 5  # tokens shown of each end of a vector
+STAGES = {"before": "before the block", "attention": "after attention", "ffn": "after the FFN"}
+CLIMBED = {True: "\u25b2", False: "\u25bc"}
 
 
 @dataclass(frozen=True)
@@ -145,9 +149,19 @@ class BlockReading:
         }
 
 
-@dataclass(frozen=True)
-class DominantNeurons:
+@dataclass(frozen=True, repr=False)
+class DominantNeurons(Result):
     """The strongest sub-updates of every block at one position of a text."""
+
+    KIND: ClassVar[str] = "neurons"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "blocks",
+            "",
+            lambda found: [block.to_dict() for block in found.blocks],
+            lines=lambda found: map(_line, (u for block in found.blocks for u in block.updates)),
+        ),
+    )
 
     tokens: tuple[TokenLabel, ...]
     position: int
@@ -158,65 +172,99 @@ class DominantNeurons:
     def __iter__(self) -> Iterator[BlockReading]:
         return iter(self.blocks)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         token = self.tokens[self.position].label
         return (
             f"DominantNeurons(position {self.position} ({token}), {len(self.blocks)} blocks, lens "
             f"{self.lens})"
         )
 
-    def __str__(self) -> str:
-        """The strongest neurons, a line each; `to_pandas` has all of them and more columns."""
-        lines = [repr(self), f"{'neuron':<12}{'coefficient':>12}{'share':>7}  adds to"]
-        for update in self.strongest():
-            ends = update.promotes if update.coefficient >= 0 else update.suppresses
-            words = shorten(
-                "  ".join(scored.token.label for scored in ends), 46, placeholder=" ..."
-            )
-            lines.append(
-                f"{update.name:<12}{update.coefficient:>12.2f}{update.share:>7.0%}  {words}"
-            )
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+    def headline(self) -> str:
+        """The position and the lens."""
+        return f"Position {self.position}, {self.tokens[self.position].label}; lens {self.lens}"
+
+    def legend(self) -> str:
+        """What the columns mean."""
+        return (
+            "Neurons that add most to the residual stream at this position. Share: the part of the "
+            "FFN's output that a neuron explains. A negative coefficient promotes the tokens that "
+            "the vector suppresses."
+        )
 
     def strongest(self, count: int = 12) -> list[SubUpdate]:
         """The strongest sub-updates of all blocks, strongest first."""
         updates = [update for block in self.blocks for update in block.updates]
         return sorted(updates, key=lambda update: -update.strength)[:count]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+    def facts(self) -> Row:
+        """The text, and what is known of every block."""
         return {
             "tokens": [token.to_dict() for token in self.tokens],
             "position": self.position,
             "lens": self.lens,
-            "blocks": [block.to_dict() for block in self.blocks],
-            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per sub-update."""
-        import pandas
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """The strongest neurons; a page can also open every block, the last first."""
+        wide = width is None or width >= WIDE
+        first = grid_of(UPDATES, self.strongest(), wide=wide)
+        own = replace(first, caption="Strongest of all blocks", one_line=width is not None)
+        blocks = reversed(self.blocks) if width is None else ()
+        return [own, *(grid for block in blocks for grid in _block(block))]
 
-        return pandas.DataFrame(
-            [
-                {
-                    "block": update.block,
-                    "neuron": update.neuron,
-                    "coefficient": update.coefficient,
-                    "strength": update.strength,
-                    "share": update.share,
-                    "promotes": " ".join(s.token.label for s in update.promotes),
-                    "suppresses": " ".join(s.token.label for s in update.suppresses),
-                }
-                for block in self.blocks
-                for update in block.updates
-            ]
-        )
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.neurons import neurons_html
+def _line(update: SubUpdate) -> Row:
+    """What a data frame holds of one neuron."""
+    row = update.to_dict()
+    kept = ("block", "neuron", "coefficient", "strength", "share", "promotes", "suppresses")
+    return {key: row[key] for key in kept}
 
-        return neurons_html(self)
+
+def _update(update: SubUpdate) -> Row:
+    """What a table shows of one neuron."""
+    row = update.to_dict()
+    return {**row, "adds to": row["promotes" if update.coefficient >= 0 else "suppresses"]}
+
+
+UPDATES = Table(
+    "updates",
+    "",
+    lambda updates: map(_update, updates),
+    (
+        Column("name", "neuron"),
+        Column("coefficient", form="{:+.3g}"),
+        Column("strength", form="{:.3g}", wide="column"),
+        Column("share", form="{:.0f} %", scale=100),
+        Column("adds to"),
+        Column("promotes", wide="column"),
+        Column("suppresses", wide="column"),
+    ),
+)
+
+
+def _block(block: BlockReading) -> Iterator[Grid]:
+    """What is predicted before and inside a block, and its neurons."""
+    rows = [
+        [Cell(STAGES[stage.where], strong=True), *map(_predicted, stage.top[:6])]
+        for stage in block.stages
+    ]
+    width = max(map(len, rows), default=0)
+    rows = [[*row, *[Cell("")] * (width - len(row))] for row in rows]
+    reasons = " ".join(block.missing.values())
+    shares = f"{block.shown_share:.0%} explained by these, {block.rest_share:.0%} by the others"
+    bias = f", {block.bias_share:.0%} by the bias" if block.bias_share else ""
+    name = f"Block {block.block}"
+    yield Grid([""] * width, rows, folded=f"{name}: predictions", legend=reasons)
+    if block.updates:
+        updates = grid_of(UPDATES, block.updates)
+        yield replace(updates, folded=f"{name}: neurons", legend=f"{shares}{bias}.")
+
+
+def _predicted(one: Predicted) -> Cell:
+    """A token, its probability, and how many ranks it climbed."""
+    climbed = "" if not one.climbed else f"{CLIMBED[one.climbed > 0]}{abs(one.climbed)}"
+    return Cell(f"{one.token.label} {one.prob:.0%}", climbed)
 
 
 class Neurons:

@@ -16,7 +16,8 @@ without centring the list shows this direction rather than what sets tokens apar
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from itertools import zip_longest
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ from layerleap.lens.vocabulary.tokens import TokenLabel, token_label
 from layerleap.models.facts import check_number
 from layerleap.models.weights import heads as heads_of, known_tokens
 from layerleap.progress import Progress, silent
+from layerleap.results import cells
+from layerleap.results.base import Result
+from layerleap.results.colours import signed_colour
+from layerleap.results.columns import Column, Row, Table
 
 ROLES = {"vo": ("source token", "written token"), "qk": ("query token", "key token")}
 BLOCK_ROWS, BLOCK_COLUMNS = 512, 1024  # 2 MB of float32, which stays in the cache
@@ -54,8 +59,19 @@ class Grid:
 
 
 @dataclass(frozen=True, repr=False)
-class Pairs:
+class Pairs(Result):
     """The strongest token pairs of one head in one of its two forms."""
+
+    KIND: ClassVar[str] = "weights"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "pairs",
+            "",
+            lambda found: map(asdict, found.pairs),
+            tuple(map(Column, ("first", "second", "score", "first_id", "second_id"))),
+            lines=lambda found: map(_line, found.pairs),
+        ),
+    )
 
     head: str  # such as L12.H3
     form: Form
@@ -77,7 +93,8 @@ class Pairs:
     def __iter__(self) -> Iterator[TokenPair]:
         return iter(self.pairs)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         return f"Pairs({self.title}, {len(self)} pairs of {self.n_tokens:,} tokens)"
 
     @property
@@ -91,6 +108,10 @@ class Pairs:
         where = "" if self.offset is None else f" at offset {self.offset}"
         return f"{self.head} W_{self.form.upper()}{where}"
 
+    def headline(self) -> str:
+        """The head, and what its pairs are."""
+        return f"{self.title}: {self.roles[0]} \u2192 {self.roles[1]}"
+
     def legend(self) -> str:
         """How the scores were made, in one line."""
         kind = {"value": "largest", "negative": "most negative", "magnitude": "largest absolute"}
@@ -101,48 +122,62 @@ class Pairs:
         note = f"; {self.note}" if self.note else ""
         return f"{scores}; {centred} embeddings, {self.words}{note}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        kept = (
-            "head",
-            "form",
-            "offset",
-            "n_tokens",
-            "restricted",
-            "centred",
-            "identical",
-            "largest",
-        )
+    def facts(self) -> Row:
+        """The head, and how the scores were made."""
+        kept = ("head", "form", "offset", "n_tokens", "restricted", "centred", "identical")
         return {
-            **{key: getattr(self, key) for key in kept},
+            **{key: getattr(self, key) for key in (*kept, "largest")},
             "roles": list(self.roles),
             **self.about,
             "note": self.note,
-            "pairs": [asdict(pair) for pair in self.pairs],
         }
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per pair."""
-        import pandas
+    def grids(self, width: int | None = None) -> list[cells.Grid]:
+        """The pairs, to be read down two columns; on a page below the scores of their tokens."""
+        height = -(-len(self) // 2)
+        halves = (self.pairs[:height], self.pairs[height:])
+        rows = [[cell for pair in row for cell in _pair(pair)] for row in zip_longest(*halves)]
+        listed = cells.Grid(("score", "pair") * 2, rows)
+        return [listed] if width is not None else [self._scores(), listed]
 
-        return pandas.DataFrame(
+    def _scores(self) -> cells.Grid:
+        """The scores between the strongest tokens, on the colour of their size and sign."""
+        strong = {(pair.first.id, pair.second.id) for pair in self}
+        most = max((abs(score) for row in self.grid.scores for score in row), default=0.0)
+        rows = [
             [
-                {
-                    "first": pair.first.label,
-                    "second": pair.second.label,
-                    "score": pair.score,
-                    "first_id": pair.first.id,
-                    "second_id": pair.second.id,
-                }
-                for pair in self.pairs
-            ],
-            columns=["first", "second", "score", "first_id", "second_id"],
+                cells.Cell(first.label, strong=True, title=f"id {first.id}"),
+                *(
+                    cells.Cell(
+                        f"{score:.3g}",
+                        sort=score,
+                        framed=(first.id, second.id) in strong,
+                        colour=signed_colour(score / most if most else 0.0),
+                    )
+                    for second, score in zip(self.grid.columns, scores, strict=True)
+                ),
+            ]
+            for first, scores in zip(self.grid.rows, self.grid.scores, strict=True)
+        ]
+        caption = (
+            f"Row: {self.roles[0]}; column: {self.roles[1]}; framed: among the {len(self)} "
+            "strongest pairs. Blue is positive, orange negative."
         )
+        return cells.Grid(["", *(token.label for token in self.grid.columns)], rows, caption)
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.weights import pairs_html
 
-        return pairs_html(self)
+def _pair(pair: TokenPair | None) -> tuple[cells.Cell, cells.Cell]:
+    if pair is None:
+        return cells.Cell(""), cells.Cell("")
+    text = f"{pair.first.label} \u2192 {pair.second.label}"
+    ids = f"{pair.first.id}, {pair.second.id}"
+    return cells.Cell(f"{pair.score:.3g}", sort=pair.score), cells.Cell(text, title=ids)
+
+
+def _line(pair: TokenPair) -> Row:
+    """What a data frame holds of one pair."""
+    labels = {"first": pair.first.label, "second": pair.second.label, "score": pair.score}
+    return {**labels, "first_id": pair.first.id, "second_id": pair.second.id}
 
 
 def head_pairs(

@@ -19,9 +19,9 @@ at most, less than any whole word, and the result says so and names tokens that 
 import re
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from layerleap.lens.vocabulary.lookup import MOST_VARIABLES, IndexFile, ends_of,
 from layerleap.lens.vocabulary.settings import SearchSide, Space, split_query
 from layerleap.lens.vocabulary.store import PROMOTED, SUPPRESSED
 from layerleap.lens.vocabulary.tokens import TokenLabel
+from layerleap.results.base import Result
+from layerleap.results.cells import Grid, grid_of
+from layerleap.results.columns import Column, Row, Table
 
 SIDES: dict[str, tuple[int, ...]] = {
     "both": (PROMOTED, SUPPRESSED),
@@ -75,6 +78,7 @@ class Match:
         """Plain JSON types."""
         ends = {key: getattr(self, key) for key in ("matched", "promotes", "suppresses")}
         return {
+            "name": self.name,
             "block": self.block,
             "neuron": self.neuron,
             "score": self.score,
@@ -84,8 +88,25 @@ class Match:
         }
 
 
-class Matches(list[Match]):
+class Matches(Result, list[Match]):
     """The vectors that match a query, best first, and what became of its words."""
+
+    KIND: ClassVar[str] = "concepts"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "results",
+            "",
+            lambda matches: [match.to_dict() for match in matches],
+            (
+                Column("name", "neuron"),
+                Column("score", form="{:.2f}", note="partial"),
+                Column("side"),
+                Column("promotes", strong="matched"),
+                Column("suppresses", strong="matched"),
+            ),
+            lines=lambda matches: map(_line, matches),
+        ),
+    )
 
     def __init__(
         self,
@@ -101,6 +122,7 @@ class Matches(list[Match]):
         self.missing = missing  # words without a token
         self.pieces = pieces  # by word that is not a token, the token it begins with
 
+    @property
     def notes(self) -> list[str]:
         """What became of words that are not tokens, a sentence each."""
         notes = [
@@ -117,53 +139,44 @@ class Matches(list[Match]):
         tokens = " or ".join(map(repr, self.meant.get(word, ())))
         return f"; did you mean {tokens}?" if tokens else ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "query": self.query,
-            "missing": self.missing,
-            "pieces": self.pieces,
-            "meant": self.meant,
-            "results": [match.to_dict() for match in self],
-        }
+    def facts(self) -> Row:
+        """The query, and what became of its words."""
+        kept = ("query", "missing", "pieces", "meant")
+        return {key: getattr(self, key) for key in kept}
 
-    def to_pandas(self) -> Any:
-        """One line per vector; tokens as they are shown, separated by spaces."""
-        import pandas
+    def headline(self) -> str:
+        """What was searched for."""
+        none = "" if self else ": no neuron has these words among its tokens"
+        return f"neurons for {self.query!r}{none}"
 
-        tokens = ("matched", "promotes", "suppresses")
-        return pandas.DataFrame(
-            [
-                {
-                    "block": match.block,
-                    "neuron": match.neuron,
-                    "score": match.score,
-                    "side": match.side,
-                    **{key: " ".join(t.label for t in getattr(match, key)) for key in tokens},
-                }
-                for match in self
-            ],
-            columns=["block", "neuron", "score", "side", *tokens],
+    def legend(self) -> str:
+        """What a score means."""
+        return (
+            "score: 1.00 has every word first; bold: tokens that match; a positive coefficient "
+            "promotes and suppresses these tokens, a negative one the other way round"
         )
 
-    def __repr__(self) -> str:
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """The end that has the words shows every token that matches."""
+        rows = []
+        for match in self:
+            row = match.to_dict()
+            row[ENDS[match.side]] = [token.to_dict() for token in match.matching]
+            rows.append({**row, "partial": "(partial)" if match.partial else ""})
+        return [grid_of(replace(self.TABLES[0], rows=lambda _: rows), self)] if rows else []
+
+    def short(self) -> str:
+        """What it is, in one line."""
         first = ", ".join(f"{match.name} {match.score:.2f}" for match in self[:3])
         more = ", ..." if len(self) > 3 else ""
         return f"Matches({self.query!r}: {len(self)} neurons: {first}{more})"
 
-    def __str__(self) -> str:
-        lines = [
-            f"{match.name:<10} {match.score:.2f} {match.side:<10} "
-            f"{'(partial) ' if match.partial else ''}"
-            + " ".join(token.label for token in match.matching)
-            for match in self
-        ]
-        return "\n".join([*lines, *self.notes()])
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.concepts import matches_html
-
-        return matches_html(self)
+def _line(match: Match) -> Row:
+    """What a data frame holds of one vector."""
+    row = match.to_dict()
+    kept = ("block", "neuron", "score", "side", "matched", "promotes", "suppresses")
+    return {key: row[key] for key in kept}
 
 
 @dataclass

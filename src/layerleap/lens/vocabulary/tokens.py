@@ -57,6 +57,11 @@ def visible(text: str) -> str:
     return "".join(map(_visible_character, text))
 
 
+def token_text(token: str) -> str:
+    """The token with nothing invisible left; quotes if it is empty."""
+    return visible(token) or "''"
+
+
 def _visible_character(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]

@@ -14,7 +14,8 @@ No pass over a text is made, so nothing here knows how often a parameter is acti
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from itertools import zip_longest
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +33,10 @@ from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import heads as heads_of, kinds, vectors
 from layerleap.progress import Progress, reporting
+from layerleap.results.base import Result
+from layerleap.results.cells import Cell, Grid, tokens_cell
+from layerleap.results.columns import Row, Table
+from layerleap.results.head import PageHead
 from layerleap.stream.counts import frequent_tokens
 
 KEYS = ("ffn.key", "ffn.gate", "ffn.up")
@@ -59,9 +64,19 @@ class VectorReading:
         return "responds to", "responds least to"
 
 
-@dataclass(frozen=True)
-class ParameterReading:
+@dataclass(frozen=True, repr=False)
+class ParameterReading(Result):
     """A neuron or a column of a head: its vectors as tokens."""
+
+    KIND: ClassVar[str] = "weights"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "vectors",
+            "",
+            lambda reading: map(asdict, reading.vectors),
+            lines=lambda reading: reading._lines(),
+        ),
+    )
 
     name: str
     vectors: tuple[VectorReading, ...]
@@ -72,46 +87,80 @@ class ParameterReading:
     def __iter__(self) -> Iterator[VectorReading]:
         return iter(self.vectors)
 
-    def __repr__(self) -> str:
+    def short(self) -> str:
+        """What it is, in one line."""
         parts = ", ".join(
             f"{one.kind} {one.words[0]} {' '.join(s.token.label for s in one.promotes[:3])}"
             for one in self.vectors
         )
         return f"ParameterReading({self.name}: {parts})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "name": self.name,
-            **self.about,
-            "missing": self.missing,
-            "vectors": [asdict(vector) for vector in self.vectors],
-        }
+    @property
+    def notes(self) -> list[str]:
+        """What cannot be read, and why."""
+        return [f"no {name}: {why}" for name, why in self.missing.items()]
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per vector, end and rank."""
-        import pandas
+    def facts(self) -> Row:
+        """Its name, and how it was read."""
+        return {"name": self.name, **self.about, "missing": self.missing}
 
-        return pandas.DataFrame(
-            [
-                {
-                    "kind": one.kind,
-                    "end": words,
-                    "rank": rank,
-                    "id": scored.token.id,
-                    "token": scored.token.label,
-                    "score": scored.score,
-                }
-                for one in self.vectors
-                for end, words in zip(("promotes", "suppresses"), one.words, strict=True)
-                for rank, scored in enumerate(getattr(one, end), 1)
-            ]
-        )
+    def headline(self) -> str:
+        """Its name."""
+        return self.name
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.weights import reading_html
+    def legend(self) -> str:
+        """How tokens were read."""
+        return self.words
 
-        return reading_html(self)
+    def _lines(self) -> Iterator[Row]:
+        """One line per vector, end and rank."""
+        for one in self.vectors:
+            for end, words in zip(("promotes", "suppresses"), one.words, strict=True):
+                for rank, scored in enumerate(getattr(one, end), 1):
+                    token = {"id": scored.token.id, "token": scored.token.label}
+                    place = {"kind": one.kind, "end": words, "rank": rank}
+                    yield {**place, **token, "score": scored.score}
+
+    def grids(self, width: int | None = None) -> list[Grid]:
+        """A page has two columns per vector; a terminal, two lines: both ends of its tokens."""
+        if width is not None:
+            rows = [row for one in self.vectors for row in _ends(one)]
+            return [Grid(("vector", "norm", "", "tokens"), rows)]
+        heads = [
+            f"{one.kind}, {one.role}, norm {one.norm:.3g}: {word}"
+            for one in self
+            for word in one.words
+        ]
+        columns = [end for one in self for end in (one.promotes, one.suppresses)]
+        cells = zip_longest(*([_scored(s) for s in end] for end in columns), fillvalue=Cell(""))
+        return [Grid(heads, [list(row) for row in cells])]
+
+
+def weights_head(results: Sequence[Pairs | ParameterReading | HeadTable], name: str) -> PageHead:
+    """What a page says around results; `name` is what was read."""
+    about = results[0].about
+    return PageHead(
+        kicker="weights",
+        title=("What", about["model"], "says in its weights"),
+        facts=(name, f"inverse: {about['inverse']}", f"norms: {about['norms']}"),
+        heading="Parameters as tokens",
+        lead="Read from the weights alone, without running the model. Hover over a token to see "
+        "its id.",
+    )
+
+
+def _ends(one: VectorReading) -> Iterator[list[Cell]]:
+    first = [Cell(one.kind), Cell(f"{one.norm:.3g}", sort=one.norm)]
+    ends = zip(one.words, (one.promotes, one.suppresses), strict=True)
+    for word, end in ends:
+        yield [*first, Cell(word), tokens_cell(asdict(scored) for scored in end)]
+        first = [Cell(""), Cell("")]
+
+
+def _scored(one: Scored) -> Cell:
+    """A token and its score."""
+    label = f"{one.token.label} ({one.token.id})"
+    return Cell(one.token.label, f"{one.score:.3g}", title=label)
 
 
 class Weights:

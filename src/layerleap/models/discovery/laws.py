@@ -24,7 +24,7 @@ all results carry. The other laws say that what is read is the model itself, and
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,11 @@ from layerleap.models.discovery.probe import N_TOKENS, probe, probe_ids
 from layerleap.models.discovery.sites import Anatomy, Site
 from layerleap.models.hooks.capture import Capture
 from layerleap.models.transformer import Laws, Transformer
+from layerleap.results.base import Result
+from layerleap.results.columns import Column, Table
 
 Status = Literal["holds", "fails", "not applicable", "loosened"]
+STATUS_COLOURS = {"holds": "good", "fails": "bad", "loosened": "partly", "not applicable": "open"}
 STATUS: dict[bool | None, Status] = {True: "holds", False: "fails", None: "not applicable"}
 
 
@@ -56,13 +59,36 @@ class LawResult:
         return asdict(self)
 
 
-class LawResults(list[LawResult]):
-    """The result of every law; a notebook shows a table."""
+class LawResults(Result, list[LawResult]):
+    """The result of every law."""
 
-    def _repr_html_(self) -> str:
-        from layerleap.show.html.about import laws_html
+    KIND: ClassVar[str] = "about"
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "laws",
+            "",
+            lambda results: [one.to_dict() for one in results],
+            (
+                Column("law"),
+                Column("status", "result", colours=STATUS_COLOURS),
+                Column("detail", "measured"),
+            ),
+        ),
+    )
 
-        return laws_html(self)
+    def short(self) -> str:
+        """What it is, in one line."""
+        return f"LawResults({', '.join(self._counts())})"
+
+    def _counts(self) -> list[str]:
+        found = [one.status for one in self]
+        words = {"holds": "hold", "fails": "fail", "loosened": "loosened"}
+        counts = [f"{found.count(s)} {words.get(s, s)}" for s in STATUS_COLOURS]  # type: ignore[arg-type]
+        return [each for each in counts if each != "0 loosened"]
+
+    def headline(self) -> str:
+        """How many laws hold, fail and do not apply."""
+        return ", ".join(self._counts())
 
 
 @dataclass(frozen=True, eq=False)

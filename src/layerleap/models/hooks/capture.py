@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.sites import Site
@@ -21,13 +20,14 @@ from layerleap.models.discovery.trace import state_given, state_taken
 from layerleap.models.facts import check_number
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.inputs import Order, as_inputs, laid_out, run
+from layerleap.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
 
 
 @dataclass(repr=False)
-class Capture(Brief):
+class Capture(ShortRepr):
     """The values read in one forward pass.
 
     `states[layer]` is h[layer]; `sites[block, name]` is the value at a site of the block that

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.brief import Brief
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.sites import Site
@@ -26,6 +25,7 @@ from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
 from layerleap.models.hooks.rows import ModelPass
 from layerleap.models.inputs import Order, as_inputs, laid_out
 from layerleap.models.transformer import Transformer
+from layerleap.short_repr import ShortRepr
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class _Call:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Recording(Brief):
+class Recording(ShortRepr):
     """One forward pass of one batch.
 
     states[l]  h[l] at all positions: (batch, pos, d_model)

@@ -12,7 +12,7 @@ from layerleap.lens.vocabulary.store import check_none_building
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Json, Loading, Model, Text
 from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, show, tell
 from layerleap.zoo.catalog import MODEL_NAMES
 
 Index = Annotated[
@@ -69,9 +69,7 @@ def index(
     if json:
         print_json(found.to_dict())
         return
-    from layerleap.show.cli.vocabulary_table import index_table
-
-    out.print(index_table(found))
+    _show_index(found)
 
 
 def search(
@@ -116,11 +114,19 @@ def search(
             with TerminalProgress() as progress:
                 found = layerleap.index(transformer, tell=tell, progress=progress)
         matches = found.search(query, top=top, side=side, space=space)
-        if json:
-            print_json(matches.to_dict())
-            return
-        for note in matches.notes():
-            tell(note)
-        from layerleap.show.cli.vocabulary_table import matches_table
+        show(matches, json=json)
 
-        out.print(matches_table(matches))
+
+def _show_index(index: Any) -> None:
+    """What the index holds, and what it lacks and why."""
+    about = index.to_dict()
+    lines = [repr(index), f"{about['settings']['top']} tokens at both ends of each vector"]
+    if about["ranges"]:
+        where = f"{about['ranges']['positions']:,} positions of {about['ranges']['text']}"
+        lines.append(f"natural ranges of the coefficients on {where}")
+    missing = {"natural ranges": about["no_ranges"], "clusters": about["no_clusters"]}
+    notes = [f"no {name}: {reason}" for name, reason in missing.items() if reason]
+    notes += [f"block {e.block} left out: {e.reason}" for e in index.blocks if e.reason]
+    lines += [*notes, f"{index.path} ({index.path.stat().st_size / 1e6:.1f} MB)"]
+    for line in lines:
+        out.print(line, style="yellow" if line in notes else "", markup=False, highlight=False)

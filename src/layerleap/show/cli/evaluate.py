@@ -9,7 +9,7 @@ import typer
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Starts, Text
 from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
 from layerleap.stream.positions import parse_positions
 from layerleap.stream.split import Side, Unit
 
@@ -100,9 +100,4 @@ def evaluate(
         )
     if out_folder is not None:
         tell(f"page: {evaluation.report(out_folder)}")
-    if json:
-        print_json(evaluation.to_dict())
-        return
-    from layerleap.show.cli.tables import evaluation_table
-
-    out.print(evaluation_table(evaluation, out.width))
+    show(evaluation, json=json)

@@ -172,9 +172,10 @@ def generate(
             theirs = generate(transformer, prompt, decoder="transformers", edits=edits, **how)
             tell(f"against generate: {_compared(transformer, generation, theirs)}")
         if html is not None:
-            from layerleap.show.html.generation import write_generation
+            from layerleap.results.page import write_page
 
-            tell(f"page: {write_generation(generation, transformer.identity.name, html)}")
+            head = generation.head(transformer.identity.name)
+            tell(f"page: {write_page(html, head, generation)}")
         if json:
             print_json(generation.to_dict())
 
@@ -213,7 +214,7 @@ class _Painter:
         self.prompt, self.n_layers, self.before, self.has_begun = prompt, n_layers, before, False
 
     def __call__(self, piece: str, layer: int) -> None:
-        from layerleap.show.html.colours import exit_colour
+        from layerleap.results.colours import exit_colour
 
         plain: dict[str, Any] = {"end": "", "markup": False, "highlight": False, "soft_wrap": True}
         if not self.has_begun:  # not earlier: settings may still be refused

@@ -8,7 +8,7 @@ import typer
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Json, Loading, Model, OtherModel, Prompt, parse_words
 from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, show, tell
 
 
 def models(json: Json = False) -> None:
@@ -110,9 +110,9 @@ def tasks(
         if json:
             print_json(rows)
             return
-        from layerleap.show.cli.tables import accuracy_table, tasks_table
+        from layerleap.show.cli.tables import TASKS, accuracy_table, rows_table
 
-        out.print(tasks_table(rows) if model is None else accuracy_table(rows))
+        out.print(rows_table(TASKS, rows) if model is None else accuracy_table(rows))
 
 
 def check(
@@ -137,14 +137,11 @@ def check(
             blocks=loading.blocks,
             tail=parse_words(loading.tail),
         )
-        verdicts = [verdict.to_dict() for verdict in found]
         if json:
-            print_json(verdicts)
+            print_json(found.to_dict())
         else:
-            from layerleap.show.cli.tables import laws_table
-
-            out.print(laws_table(verdicts))
-    if any(verdict["status"] == "fails" for verdict in verdicts):
+            out.print(found)
+    if any(one.status == "fails" for one in found):
         raise typer.Exit(1)
 
 
@@ -208,18 +205,14 @@ def read(
             given, positions=None if html or position is None else [position], top_k=top_k
         )
         if html:
-            from layerleap.show.html.readings import write_readings
+            from layerleap.results.page import write_page
 
-            page = write_readings(readings, transformer.identity.name, text, html)
-            tell(f"all positions: {page}")
+            head = readings.head(transformer.identity.name, text)
+            tell(f"all positions: {write_page(html, head, readings)}")
         if json:
             print_json(readings.to_dict())
             return
-        from layerleap.show.cli.tables import readings_table
-
-        shown = readings.positions[-1] if position is None else position
-        rows = readings.at(shown)
-        out.print(readings_table(rows, readings.n_layers))
+        out.print(readings.only(readings.positions[-1] if position is None else position))
 
 
 def saturation(
@@ -263,15 +256,11 @@ def saturation(
         lens = Lens(transformer, find_bank(transformer, bank, other_model=other_model))
         strip = lens.saturation(text, positions=position or None, k=ranks)
         if html:
-            from layerleap.show.html.strip import write_strip
+            from layerleap.results.page import write_page
 
-            tell(f"the strip: {write_strip(strip, transformer.identity.name, text, html)}")
-        if json:
-            print_json(strip.to_dict())
-            return
-        from layerleap.show.cli.tables import strip_table
-
-        out.print(strip_table(strip))
+            head = strip.head(transformer.identity.name, text)
+            tell(f"the strip: {write_page(html, head, strip)}")
+        show(strip, json=json)
 
 
 def card(bank: Annotated[str, typer.Argument(help="Folder or hub name of a bank.")]) -> None:

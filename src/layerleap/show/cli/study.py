@@ -39,7 +39,7 @@ Report = Annotated[
     Path,
     typer.Option("--out", "-o", help="Folder for the report; other files in it stay."),
     preflight.report_folder("study.json", "report of a study"),
-    preflight.extras("report", "matplotlib", "jinja2"),
+    preflight.extras("report", "matplotlib"),
 ]
 CHECKS = {
     "text": Check(preflight.text),
@@ -207,11 +207,11 @@ def _run(
 
 def _show(study: "Study[Any]", result: "StudyResult", page: Path) -> None:
     """Tables, claims, headlines, notes and where the files are."""
-    from layerleap.show.cli.tables import claims_table, terminal_table
+    from layerleap.show.cli.tables import claims_table, study_table
 
     for section in study.sections:
         for table in section.tables:
-            if table.terminal and (shown := terminal_table(table, result)):
+            if table.terminal and (shown := study_table(table, result)):
                 out.print(shown)
     if result.claims:
         out.print(claims_table(result))

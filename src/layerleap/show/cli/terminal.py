@@ -61,5 +61,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def show(result: Any, *, json: bool) -> None:
+    """Print a result for people, or for programs."""
+    if json:
+        print_json(result.to_dict())
+    else:
+        out.print(result)
+
+
 # Progress bars on a terminal; elsewhere, a line from time to time.
 TerminalProgress = partial(Bars, err, tell)

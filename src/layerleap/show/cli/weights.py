@@ -108,15 +108,17 @@ def weights(
             else:
                 results = [parameters.read(name, top=20 if top is None else top)]
         if html is not None:
-            from layerleap.show.html.weights import write_weights
+            from layerleap.lens.vocabulary.weights import weights_head
+            from layerleap.results.page import write_page
 
-            tell(f"as a page: {write_weights(results, name or 'all heads', html)}")
+            head = weights_head(results, name or "all heads")
+            tell(f"as a page: {write_page(html, head, *results)}")
         if json:
             found = [result.to_dict() for result in results]
             print_json(found if is_head else found[0])
             return
         for result in results:
-            out.print(_table(result))
+            out.print(result)
 
 
 def _is_head(name: str) -> bool:
@@ -139,13 +141,3 @@ def _pairs(
                 raise
             tell(f"W_QK left out: {error}")
     return results
-
-
-def _table(result: Any) -> Any:
-    from layerleap.lens.vocabulary.copying import HeadTable
-    from layerleap.lens.vocabulary.pairs import Pairs
-    from layerleap.show.cli.vocabulary_table import heads_table, pairs_table, reading_table
-
-    if isinstance(result, Pairs):
-        return pairs_table(result)
-    return heads_table(result) if isinstance(result, HeadTable) else reading_table(result)

@@ -8,7 +8,6 @@ written or none; other files of the folder are left alone.
 import base64
 import csv
 import hashlib
-import html
 import io
 import json
 from collections.abc import Mapping
@@ -17,11 +16,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from layerleap.extras import report_library
+from markupsafe import Markup
+
+from layerleap.act.decode.coloured import coloured_html
 from layerleap.files import whole_file
+from layerleap.results.cells import grid_of
+from layerleap.results.page import style, tables_html, templates
 from layerleap.show.figures.draw import draw, draw_picture, figure_rows, sample_of
-from layerleap.show.html.generation import generation_html
-from layerleap.show.report.cells import CLAIMS, DATA, UNTESTED, cells_of
+from layerleap.show.report.tables import CLAIMS, DATA, UNTESTED
 from layerleap.study import studies
 from layerleap.study.engine import Section, Study
 from layerleap.study.result import Row, StudyResult
@@ -71,33 +73,33 @@ def csv_text(rows: list[Row]) -> str:
 def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
     """The page alone, as text: style, script and figures are inside it."""
     study = study or studies.find(result.study)
-    jinja2, markup = report_library("jinja2"), report_library("markupsafe").Markup
     script = _asset("report.js")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    source = _asset("macros.html.j2") + _asset("page.html.j2")
     names = {"model": result.model["name"], "text": result.settings.get("text") or ""}
-    page: str = environment.from_string(_asset("macros.html.j2") + _asset("page.html.j2")).render(
-        study=study,
-        result=result,
-        model=result.model,
-        title=study.title.format(**names),
-        about=list(study.about(result)),
-        boxes=[box for box in study.boxes if box.when(result)],
-        tiles=list(study.tiles(result)),
-        sections=[values for s in study.sections if (values := _section(s, result))],
-        claims=cells_of(CLAIMS, result),
-        untested=cells_of(UNTESTED, result),
-        data=cells_of(DATA, result),
-        files=list(csv_files(result)),
-        # Style and script are our own files: trusted, not escaped.
-        style=markup(_asset("report.css")),
-        script=markup(script),
-        markup=markup,
-        # The page's security policy knows our script by this; any other script is refused.
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    return (
+        templates()
+        .from_string(source)
+        .render(
+            study=study,
+            result=result,
+            model=result.model,
+            title=study.title.format(**names),
+            about=list(study.about(result)),
+            boxes=[box for box in study.boxes if box.when(result)],
+            tiles=list(study.tiles(result)),
+            sections=[values for s in study.sections if (values := _section(s, result))],
+            claims=grid_of(CLAIMS, result),
+            untested=grid_of(UNTESTED, result),
+            data=grid_of(DATA, result),
+            files=list(csv_files(result)),
+            # Style and script are our own files: trusted, not escaped.
+            style=style("page.css"),
+            script=Markup(script),
+            markup=Markup,
+            # The page's security policy knows our script by this; any other script is refused.
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
-    return page
 
 
 def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
@@ -113,15 +115,15 @@ def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
             sample = sample_of(figure, figure_rows(figure, result))
             figures.append({"figure": figure, "svg": svg, "findings": under, "sample": sample})
     keys = {each["figure"].key for each in figures}
-    tables = [(table, cells_of(table, result)) for table in section.tables]
+    tables = [(table, grid_of(table, result)) for table in section.tables]
     return {
         "section": section,
         "failed": entry["reason"],
         "findings": [r["text"] for r in own if r["under"] not in keys and not r["headline"]],
         "figures": figures,
-        "tables": [(table, grid) for table, grid in tables if grid[1]],
+        "tables": [(table, grid) for table, grid in tables if grid.rows],
         "texts": [
-            {"title": f"{row['rule']}, read through {row['map']}", "html": generation_html(row)}
+            {"title": f"{row['rule']}, read through {row['map']}", "html": coloured_html(row)}
             for table in section.texts
             for row in result.rows(table)
         ],
@@ -130,14 +132,7 @@ def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
 
 def result_html(result: StudyResult) -> str:
     """A short summary for a notebook: headlines and verdicts."""
-    rows = "".join(
-        f"<tr><td>{html.escape(row['claim'])}</td><td><b>{html.escape(row['agrees'])}</b></td>"
-        f"<td>{html.escape(row['seen'])}</td></tr>"
-        for row in result.claims
-    )
-    lines = "".join(f"<li>{html.escape(text)}</li>" for text in result.headlines)
-    table = f"<table><tr><th>claim</th><th>holds here?</th><th>measured</th></tr>{rows}</table>"
-    return f"<p>{html.escape(repr(result))}</p><ul>{lines}</ul>{table if rows else ''}"
+    return tables_html("study", repr(result), [grid_of(CLAIMS, result)], result.headlines)
 
 
 def _asset(name: str) -> str:

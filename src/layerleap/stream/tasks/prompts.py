@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from layerleap.brief import Brief
 from layerleap.errors import BadText, ModelRefused, check_choice
+from layerleap.short_repr import ShortRepr
 from layerleap.stream.tasks.task import Task
 
 if TYPE_CHECKING:  # tasks are loaded, and their mistakes found, without torch
@@ -34,7 +34,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EncodedTask(Brief):
+class EncodedTask(ShortRepr):
     """A task for one model."""
 
     task: Task

@@ -76,7 +76,7 @@ def test_models_of_different_width_have_no_control():
     assert (
         found.missing["raw"] == "raw coordinates cannot be compared: the models are 24 and 32 wide"
     )
-    assert any("24 and 32 wide" in note for note in found.notes())
+    assert any("24 and 32 wide" in note for note in found.notes)
 
 
 def test_models_of_different_depth_are_matched():
@@ -94,7 +94,7 @@ def test_rows_are_drawn_from_the_first_model_only_and_that_is_said():
     assert one.rows == 7
     assert any(
         "at most 7 rows of tiny-llama per block and kind, drawn with seed 3" in n
-        for n in found.notes()
+        for n in found.notes
     )
     again = align(model(), model(), kinds=["ffn.value"], rows=7, seed=3, progress=False)
     other = align(model(), model(), kinds=["ffn.value"], rows=7, seed=4, progress=False)
@@ -112,14 +112,14 @@ def test_what_would_take_too_long_is_drawn_and_said(monkeypatch):
     found = align(model(intermediate_size=80), model(seed=1), kinds=["ffn.value"], progress=False)
     assert found.matching("ffn.value").rows is None
     assert found.matching("ffn.value", space="raw").rows == 64
-    assert "raw: at most 64 rows" in " ".join(found.notes())
+    assert "raw: at most 64 rows" in " ".join(found.notes)
 
 
 def test_tokens_can_be_restricted():
     ids = list(range(3, 50))
     found = align(model(), model(seed=1), kinds=["ffn.value"], tokens=ids, progress=False)
     assert (found.n_tokens, found.d_vocab) == (47, 61)
-    assert found.notes()[0].startswith("correlations over 47 of 61 tokens")
+    assert found.notes[0].startswith("correlations over 47 of 61 tokens")
     same = align(model(), model(seed=1), kinds=["ffn.value"], tokens=torch.tensor(ids * 2))
     assert same.matchings == found.matchings
     assert found.matchings[0].similarity != pair().matching("ffn.value").similarity
@@ -129,7 +129,7 @@ def test_norms_can_be_folded_in():
     plain = align(model(), model(seed=1), kinds=["ffn.up"], progress=False)
     folded = align(model(), model(seed=1), kinds=["ffn.up"], fold=True, progress=False)
     assert plain.matchings[0].similarity != folded.matchings[0].similarity
-    assert "norms folded in" in folded.notes()[0]
+    assert "norms folded in" in folded.notes[0]
 
 
 def test_the_control_can_be_left_out():
@@ -236,7 +236,7 @@ def test_tokens_without_a_row_in_either_model_are_left_out():
     a, b = without([3, 50], 0), without([50, 51], 1)
     found = align(a, b, kinds=["ffn.value"], progress=False)
     assert found.n_tokens == 58
-    assert found.notes()[0].startswith("correlations over 58 of 61 tokens")
+    assert found.notes[0].startswith("correlations over 58 of 61 tokens")
     rest = [token for token in range(61) if token not in (3, 50, 51)]
     chosen = align(a, b, kinds=["ffn.value"], tokens=rest, progress=False)
     assert chosen.matchings == found.matchings

@@ -53,7 +53,7 @@ def test_blocks_that_did_not_move_are_said_to_be_identical(found: Difference) ->
     assert found.unmoved == (1,)
     assert found.blocks[0].relative == 0
     assert found.blocks[1].relative > found.blocks[2].relative > 0
-    assert "did not move (bit-identical): block 1" in found.notes()
+    assert "did not move (bit-identical): block 1" in found.notes
     assert all(one.is_identical for one in found.outside)
 
 
@@ -115,10 +115,10 @@ def test_heads_are_named_and_read_along_their_main_direction(found: Difference) 
 def test_the_same_model_twice_has_not_moved() -> None:
     found = diff(wrapped(), wrapped(), progress=False)
     assert found.unmoved == (1, 2, 3)
-    assert "no block moved: all are bit-identical" in found.notes()
+    assert "no block moved: all are bit-identical" in found.notes
     assert not found.heads
     assert not found.neurons
-    assert repr(found) == "Difference(base -> base: 0 of 3 blocks moved)"
+    assert found.short() == "Difference(base -> base: 0 of 3 blocks moved)"
 
 
 def test_a_norm_that_moved_is_a_change_of_its_block_though_no_vector_moved() -> None:
@@ -233,8 +233,8 @@ def test_the_result_becomes_json_tables_and_one_line(found: Difference) -> None:
     assert told["neurons"][0]["name"] == "L2.N3"
     assert told["unmoved"] == [1]
     assert len(found.to_pandas()) == 3
-    assert list(found.to_pandas("head")["name"]) == ["L2.KV1", "L2.H1"]
-    assert isinstance(found.to_pandas("neuron")["promotes"][0], str)
+    assert list(found.to_pandas("heads")["name"]) == ["L2.KV1", "L2.H1"]
+    assert isinstance(found.to_pandas("neurons")["promotes"][0], str)
     with pytest.raises(BadSettings, match="by is 'layer'"):
         found.to_pandas("layer")
     assert repr(found).startswith("Difference(base -> tuned: 2 of 3 blocks moved, most block 2 (")
@@ -260,7 +260,7 @@ def test_the_pseudo_inverse_finds_the_tokens_that_a_displacement_was_made_of() -
     scores = matrix @ torch.linalg.solve(matrix.T @ matrix, shift)
     assert [s.token.id for s in neuron.promotes] == scores.topk(10).indices.tolist()
     assert (neuron.promotes[0].token.id, neuron.suppresses[0].token.id) == (17, 40)
-    assert "pseudo-inverse" in " ".join(found.notes())
+    assert "pseudo-inverse" in " ".join(found.notes)
 
 
 def test_ranges_of_blocks_are_short() -> None:

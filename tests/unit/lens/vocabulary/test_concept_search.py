@@ -121,7 +121,7 @@ def test_a_word_that_is_no_token_is_searched_by_its_beginning_and_the_result_say
     matches = index.search("electronics")
     assert matches.pieces == {"electronics": "electro"}
     assert {token.text for match in matches for token in match.matched} == {" electro"}
-    assert matches.notes() == [
+    assert matches.notes == [
         "'electronics' is not a token of this model; searched for 'electro' instead, which gives "
         "partial matches, ranked last."
     ]
@@ -132,7 +132,7 @@ def test_a_word_that_is_no_token_is_searched_by_its_beginning_and_the_result_say
 def test_a_word_without_any_token_is_named_and_the_others_are_searched(index):
     matches = index.search("xylophone music")
     assert matches.missing == ["xylophone"]
-    assert matches.notes() == ["no token of this model begins a word with 'xylophone'."]
+    assert matches.notes == ["no token of this model begins a word with 'xylophone'."]
     assert [(m.name, m.score) for m in matches] == [
         (m.name, m.score) for m in index.search("music")
     ]
@@ -223,7 +223,7 @@ def test_results_show_themselves(index):
 def test_a_mistyped_word_brings_the_token_that_was_meant(index):
     matches = index.search("guittar")
     assert matches.meant["guittar"][0].strip().casefold() == "guitar"
-    assert "did you mean" in " ".join(matches.notes())
+    assert "did you mean" in " ".join(matches.notes)
     assert index.search("guitar").meant == {}
 
 

@@ -146,7 +146,7 @@ def test_the_table_tells_what_it_holds():
     table = ll.weights(one_headed(both_signs(), torch.eye(24))).heads(
         k=1, sample=20, blocks=[2], progress=False
     )
-    assert repr(table) == "HeadTable(one-headed: 1 heads; 1 copy, 0 suppress, 0 map)"
+    assert table.short() == "HeadTable(one-headed: 1 heads; 1 copy, 0 suppress, 0 map)"
     assert table.to_dict()["heads"][0]["copies"]["value"] == 1
     assert list(table.to_pandas()["copies"]) == [1]
-    assert table.notes() == ["no mappings tested: the model has no tokenizer"]
+    assert table.notes == ["no mappings tested: the model has no tokenizer"]

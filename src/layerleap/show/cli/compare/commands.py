@@ -10,7 +10,7 @@ from layerleap.models.facts import KINDS
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model
 from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
 
 Kind = Annotated[
     list[str] | None,
@@ -65,15 +65,10 @@ def align(
                 progress=progress,
             )
         if html:
-            from layerleap.show.html.compare import write_alignment
+            from layerleap.results.page import write_page
 
-            tell(f"page: {write_alignment(found, html)}")
-    if json:
-        print_json(found.to_dict())
-        return
-    from layerleap.show.cli.compare.tables import alignment_table
-
-    out.print(alignment_table(found))
+            tell(f"page: {write_page(html, found.head(), found)}")
+    show(found, json=json)
 
 
 def diff(
@@ -117,12 +112,7 @@ def diff(
                 inverse=inverse,  # type: ignore[arg-type]  # checked there
             )
         if html:
-            from layerleap.show.html.compare import write_difference
+            from layerleap.results.page import write_page
 
-            tell(f"page: {write_difference(found, html)}")
-    if json:
-        print_json(found.to_dict())
-        return
-    from layerleap.show.cli.compare.tables import difference_table
-
-    out.print(difference_table(found))
+            tell(f"page: {write_page(html, found.head(), found)}")
+    show(found, json=json)

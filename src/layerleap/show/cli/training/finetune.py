@@ -102,9 +102,5 @@ def finetune_command(
     if json:
         print_json({"folder": str(out_folder), **tuned.to_dict()})
         return
-    from layerleap.show.cli.tables import finetune_table
-
-    out.print(finetune_table(tuned.record))
-    for note in tuned.notes:
-        tell(note)
+    out.print(tuned)
     out.print(f"{model}, fine-tuned ({how}): {out_folder}", highlight=False, soft_wrap=True)

@@ -119,7 +119,5 @@ def tune_command(
     if json:
         print_json({"bank": str(out_folder), **tuned.to_dict()})
         return
-    from layerleap.show.cli.tables import tuned_table
-
-    out.print(tuned_table(tuned.summary))
+    out.print(tuned)
     out.print(f"{tuned.bank!r}, tuned: {out_folder}", highlight=False, soft_wrap=True)

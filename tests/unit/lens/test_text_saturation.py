@@ -8,12 +8,10 @@ from rich.console import Console
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.lens import Lens
-from layerleap.lens.saturation import Saturation
-from layerleap.lens.strip import Strip
+from layerleap.lens.readings import LensReadings, Readings
 from layerleap.maps.fit import fit
-from layerleap.show.cli.tables import strip_table
-from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
-from layerleap.show.html.strip import write_strip
+from layerleap.results.colours import legend_layers, saturation_colour, text_colour
+from layerleap.results.page import write_page
 from pages import HOSTILE, Page
 from tiny_models import sentences, tiny
 
@@ -27,8 +25,8 @@ def llama():
 
 def test_a_strip_has_a_row_per_position_and_rank(llama):
     strip = Lens(llama).saturation(TEXT)
-    assert repr(strip) == "Strip(6 positions, ranks 1 to 5, layers 0 to 3, logit)"
-    rows = list(strip.rows())
+    assert repr(strip) == "SaturationLayers(6 positions, ranks 1 to 5, layers 0 to 3, logit)"
+    rows = strip.rows()
     assert [row["token"] for row in rows] == TEXT.split()
     assert [row["next"] for row in rows] == [*TEXT.split()[1:], None]
     for row in rows:
@@ -45,18 +43,18 @@ def test_its_top_tokens_are_those_that_the_lens_reads_at_the_last_layer(llama):
     readings = Lens(llama).read(TEXT)
     for row in Lens(llama).saturation(TEXT).rows():
         last = readings.at(row["position"])[-1]
-        assert [one["id"] for one in row["ranks"]] == [one["id"] for one in last["top"]]
+        assert [one["logit"] for one in row["ranks"]] == [one["logit"] for one in last["top"]]
         for one in row["ranks"][:1]:  # the layer below, if there is one, says something else
             if one["layer"]:
                 below = readings.at(row["position"])[one["layer"] - 1]
-                assert below["top"][0]["id"] != one["id"]
+                assert below["top"][0]["logit"] != one["logit"]
 
 
 def test_a_bank_adds_a_track_and_positions_can_be_chosen(llama):
     bank = fit(llama, sentences(40))
     strip = Lens(llama, bank).saturation(TEXT, positions=[-1, 0], k=2)
-    assert list(strip.tracks) == ["logit", "linear"]
-    assert strip.positions == [0, 5]
+    assert list(strip.readings.tracks) == ["logit", "linear"]
+    assert strip.readings.positions == [0, 5]
     frame = strip.to_pandas()
     assert len(frame) == 2 * 2 * 2
     assert list(frame.columns) == [
@@ -73,8 +71,8 @@ def test_a_bank_adds_a_track_and_positions_can_be_chosen(llama):
 
 def test_a_masked_model_is_read_at_its_masks():
     strip = Lens(tiny("bert")).saturation("the cat <mask> on the mat", k=3)
-    assert len(strip.positions) == 1
-    assert next(strip.rows())["next"] is None  # what it hides is not known
+    assert len(strip.readings.positions) == 1
+    assert strip.rows()[0]["next"] is None  # what it hides is not known
 
 
 def test_what_cannot_be_read_is_refused(llama):
@@ -100,16 +98,20 @@ def test_the_earlier_the_darker_and_never_has_no_colour():
 def hostile():
     """Three ranks at two positions; tokens that are markup, and one that never settles."""
     words = [HOSTILE, "[red]x", "\n"]
-    layers = torch.tensor([[0, 2, 4], [1, 4, 4]], dtype=torch.int16)
-    tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
-    track = Saturation(
-        layers, tokens, torch.tensor([1, -1]), torch.zeros(2), torch.arange(2), 4, "logit"
-    )
-    return Strip(words[:2], [0, 1], 4, 3, {"logit": track}, words.__getitem__)
+    settled = torch.tensor([[0, 2, 4], [1, 4, 4]])
+    final = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    layers = torch.arange(5)[:, None, None]
+    # Below the layer where a rank settles, another token has it.
+    ids = torch.where(layers >= settled, final, (final + 1) % 3)
+    one = torch.zeros(5, 2)
+    read = LensReadings(ids, torch.full(ids.shape, 0.3), one > 0, one, one)
+    readings = Readings(words[:2], [0, 1], 4, {"logit": read}, words.__getitem__, following=[1, -1])
+    return readings.saturation()
 
 
 def test_a_page_is_self_contained_and_escapes_what_it_shows(tmp_path):
-    path = write_strip(hostile(), HOSTILE, HOSTILE, tmp_path / "strip.html")
+    strip = hostile()
+    path = write_page(tmp_path / "strip.html", strip.head(HOSTILE, HOSTILE), strip)
     text = path.read_text(encoding="utf8")
     page = Page(text)
     assert page.all("script") == []
@@ -134,7 +136,7 @@ def test_a_notebook_shows_the_same_strip():
 def test_the_terminal_shows_layers_and_tokens_as_they_are(width):
     console = Console(width=width, record=True, force_terminal=True, color_system="truecolor")
     with console.capture() as capture:
-        console.print(strip_table(hostile()))
+        console.print(hostile())
     assert all(len(line) <= width for line in console.export_text(clear=False).splitlines())
     said = capture.get()
     red, green, blue = saturation_colour(0, 4)

@@ -4,6 +4,7 @@ from colorsys import hls_to_rgb
 
 # From early to late, after ColorBrewer's Blues: one hue, so that it works without colour as well.
 BLUES = ((8, 48, 107), (33, 113, 181), (107, 174, 214), (222, 235, 247))
+HIGH, LOW = (42, 120, 214), (214, 96, 42)  # of positive and negative values
 
 
 def exit_colour(layer: int, n_layers: int) -> str:
@@ -24,6 +25,13 @@ def saturation_colour(layer: int, n_layers: int) -> tuple[int, int, int] | None:
         round(a + weight * (b - a)) for a, b in zip(BLUES[low], BLUES[low + 1], strict=True)
     )
     return red, green, blue
+
+
+def signed_colour(share: float) -> tuple[int, int, int]:
+    """Red, green and blue for a share between -1 and 1: blue if positive, orange if negative."""
+    red, green, blue = HIGH if share >= 0 else LOW
+    depth = 0.75 * abs(share)  # of the colour on white
+    return tuple(round(255 + depth * (part - 255)) for part in (red, green, blue))  # type: ignore[return-value]
 
 
 def text_colour(background: tuple[int, int, int]) -> str:

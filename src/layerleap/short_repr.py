@@ -8,24 +8,26 @@ FEW = 4  # entries that are listed one by one
 LONGEST = 60  # characters of any other value
 
 
-class Brief:
+class ShortRepr:
     """Prints the shapes of tensors and the sizes of tables; for `@dataclass(repr=False)`."""
 
     def __repr__(self) -> str:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        known = (f"{name}={brief(value)}" for name, value in values.items() if value is not None)
+        own = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        known = (f"{name}={short_repr(one)}" for name, one in own.items() if one is not None)
         return f"{type(self).__name__}({', '.join(known)})"
 
 
-def brief(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """The value in a few words."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"<{' x '.join(map(str, value.shape))} {str(value.dtype).removeprefix('torch.')}>"
     if isinstance(value, Mapping):
         if len(value) > FEW:
             return f"<{len(value)} entries>"
-        return "{" + ", ".join(f"{key!r}: {brief(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {short_repr(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return f"<{len(value)} items>" if len(value) > FEW else f"[{', '.join(map(brief, value))}]"
+        if len(value) > FEW:
+            return f"<{len(value)} items>"
+        return f"[{', '.join(map(short_repr, value))}]"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from layerleap.brief import Brief, brief
 from layerleap.maps.linear import LinearMap
+from layerleap.short_repr import ShortRepr, short_repr
 
 
 def test_a_map_prints_its_shapes():
@@ -15,7 +15,7 @@ def test_a_map_prints_its_shapes():
 
 def test_tables_print_their_size_and_few_entries_are_listed():
     @dataclass(repr=False)
-    class Result(Brief):
+    class Result(ShortRepr):
         rows: list[int]
         by_lens: dict[str, torch.Tensor]
         note: str
@@ -24,8 +24,8 @@ def test_tables_print_their_size_and_few_entries_are_listed():
     assert (
         actual == f"Result(rows=<1000 items>, by_lens={{'id': <3 float32>}}, note='{'x' * 56}...)"
     )
-    assert brief({key: 1 for key in range(9)}) == "<9 entries>"
-    assert brief((1, "a")) == "[1, 'a']"
+    assert short_repr({key: 1 for key in range(9)}) == "<9 entries>"
+    assert short_repr((1, "a")) == "[1, 'a']"
 
 
 def test_what_a_pass_captured_prints_its_shapes():
