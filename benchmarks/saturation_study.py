@@ -4,9 +4,9 @@ In: `study.json` of a whole run; run if there is none. Out: one row.
 """
 
 from common import Row, rows_by_role, study_row
-from layerleap_papers.beyond_the_top1.settings import SIZES
 
 from layerleap_papers.beyond_the_top1 import STUDY, SaturationSettings
+from layerleap_papers.beyond_the_top1.saturation_settings import SIZES
 
 ASKED = (
     "n_fit",
