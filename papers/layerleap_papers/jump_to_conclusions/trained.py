@@ -16,6 +16,7 @@ from layerleap.study import FitSettings, Row, named
 from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSettings
 
 STOPPING = 0.1  # share of the documents fitted on that decides when training stops
+START_NAMES = {"linear": "mat", "logit": "identity"}  # in the words of the paper
 IDENTITY_SHARE = 0.5  # of the training rows, for the comparison that starts from the identity
 
 
@@ -97,7 +98,7 @@ def train(
             stopping,
             replace(tuning, start=way, max_rows=most),
             checkpoint=checkpoint.with_name(f"{checkpoint.name}-{way}.safetensors"),
-            progress=named(progress, f"training from {way}"),
+            progress=named(progress, f"training from {START_NAMES[way]}"),
         )
         record += [line for line in lines if line not in record]
     counts = {"rows": len(stopping), "documents": len(stopping.documents.unique())}

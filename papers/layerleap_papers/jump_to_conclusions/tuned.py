@@ -7,9 +7,9 @@ from layerleap.maps import summary
 from layerleap.study import pick
 from layerleap_papers.jump_to_conclusions.curves import score_rows
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.trained import START_NAMES
 
 STARTS = {"mat": "the closed form", "identity": "the identity"}
-START_NAMES = {"linear": "mat", "logit": "identity"}  # as in the paper
 
 
 def _named(rows: list[study.Row]) -> list[study.Row]:
