@@ -66,7 +66,7 @@ def test_align_by_one_kind_lists_every_match(place: Path) -> None:
     result = run("align", place / "model", place / "other", *given)
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
-    assert "ffn.value, best" in told
+    assert "ffn.value, vocabulary, best" in told
     assert "matched to" in told
     assert "drawn with seed 2" in told
     assert "norms folded in" in told

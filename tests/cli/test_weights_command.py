@@ -60,9 +60,9 @@ def test_a_head_shows_the_pairs_of_both_forms(place: Path, model: str) -> None:
     result = run(place / model, "L2.H1", "--top", 9, "--offset", 1 if model == "llama" else 0)
     assert result.exit_code == 0, result.output
     told = squeezed(result)
-    assert "L2.H1 W_VO: source token -> written token" in told
+    assert "L2.H1 W_VO: source token \u2192 written token" in told
     assert ("L2.H1 W_QK at offset 1: query" in told) == (model == "llama")
-    assert told.count(" -> ") == 2 + 18
+    assert told.count(" \u2192 ") == 2 + 18
     assert "largest scores between all 61 tokens" in told
 
 

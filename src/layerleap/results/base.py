@@ -66,7 +66,8 @@ class Result:
             check_choice(table, by_key, "table")
         chosen = self.TABLES[0] if table is None else by_key[table]
         rows = list((chosen.lines or chosen.rows)(self))
-        columns = None if rows else [column.key for column in chosen.columns]
+        keys = chosen.keys or [column.key for column in chosen.columns]
+        columns = None if rows else list(keys)
         lines = [{key: labels(value) for key, value in row.items()} for row in rows]
         return report_library("pandas").DataFrame(lines, columns=columns)
 

@@ -56,3 +56,4 @@ class Table:
     within: str = ""  # key that rows share among which the best value is bold
     legend: str = ""  # how to read it, in one line
     lines: Callable[[Any], Iterable[Row]] | None = None  # of a data frame, if they are not `rows`
+    keys: tuple[str, ...] = ()  # of a data frame without lines, if they are not those of `columns`

@@ -66,7 +66,7 @@ def test_every_verb_takes_chat_messages(chat):
     assert ll.generate(chat, CHAT, bank=None, max_new_tokens=3).prompt_ids == ids
     assert len(ll.neurons(chat).dominant(CHAT).tokens) == len(ids)
     assert len(ll.effect(chat, CHAT, edits).tokens) == len(ids)
-    assert len(ll.Lens(chat).saturation(CHAT).tokens) == len(ids)
+    assert len(ll.Lens(chat).saturation(CHAT).readings.tokens) == len(ids)
     assert chat.capture(CHAT).states[0].shape[:2] == (1, len(ids))
     assert Debugger(chat).encode(CHAT) == ids
 

@@ -47,6 +47,7 @@ SIDE_NAMES: dict[int, Literal["promoted", "suppressed"]] = {
 ENDS = {"promoted": "promotes", "suppressed": "suppresses"}  # the field of a match
 TIES = 2**24  # above any sum of places, so that it only decides between equal scores
 SHORTEST_PIECE = 3  # letters of the beginning that stands for a word without a token
+KEPT = ("block", "neuron", "score", "side", "matched", "promotes", "suppresses")
 SHOWN = 10  # tokens per end in a result
 
 
@@ -105,6 +106,7 @@ class Matches(Result, list[Match]):
                 Column("suppresses", strong="matched"),
             ),
             lines=lambda matches: map(_line, matches),
+            keys=KEPT,
         ),
     )
 
@@ -175,8 +177,7 @@ class Matches(Result, list[Match]):
 def _line(match: Match) -> Row:
     """What a data frame holds of one vector."""
     row = match.to_dict()
-    kept = ("block", "neuron", "score", "side", "matched", "promotes", "suppresses")
-    return {key: row[key] for key in kept}
+    return {key: row[key] for key in KEPT}
 
 
 @dataclass

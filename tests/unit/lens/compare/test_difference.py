@@ -154,7 +154,9 @@ def test_files_read_block_by_block_say_the_same_as_models_in_memory(
     whole = diff(*wrapped_models, top=3, progress=False)
     assert lazy.how == "read from safetensors files, one block of each model at a time"
     ours, theirs = lazy.to_dict(), whole.to_dict()
-    ours.pop("how"), theirs.pop("how")
+    assert [each["notes"].pop(0) for each in (ours, theirs)] == [
+        each.pop("how") for each in (ours, theirs)
+    ]
     assert ours == theirs
     assert lazy.heads
     assert lazy.neurons
@@ -235,7 +237,7 @@ def test_the_result_becomes_json_tables_and_one_line(found: Difference) -> None:
     assert len(found.to_pandas()) == 3
     assert list(found.to_pandas("heads")["name"]) == ["L2.KV1", "L2.H1"]
     assert isinstance(found.to_pandas("neurons")["promotes"][0], str)
-    with pytest.raises(BadSettings, match="by is 'layer'"):
+    with pytest.raises(BadSettings, match="table is 'layer'"):
         found.to_pandas("layer")
     assert repr(found).startswith("Difference(base -> tuned: 2 of 3 blocks moved, most block 2 (")
 
