@@ -61,7 +61,7 @@ def test_a_damaged_link_still_opens(tab):
 
 def test_a_link_with_a_lens_that_is_not_loaded_names_those_that_are(tab):
     page = tab("p=one+two&lens=foo")
-    page.wait_for_selector("#notice.bad:has-text('Choose one of: logit lens, linear shortcut.')")
+    page.wait_for_selector("#notice.bad:has-text('Choose one of: logit lens, linear shortcuts.')")
     assert page.locator("#grid-0 tbody td:not(.waiting)").count() == 0  # nothing was read instead
 
 

@@ -415,7 +415,7 @@ def test_missing_bank(folder: Path, tmp_path: Path) -> None:
         ("--held-out", "1.5", "1.5"),
         ("--pairs", "most", "'most'"),
         ("--max-tokens", "0", "max_tokens 0"),
-        ("--texts", "0", "n_texts 0"),
+        ("--texts", "0", "n_texts is 0"),
     ],
 )
 def test_settings_outside_their_meaning(

@@ -8,11 +8,11 @@ import torch
 from edit_cases import EXPERTS, OWN_ATTENTION, inputs, wrapped
 from families import MASKED_TOKEN, NEXT_TOKEN, build
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.facts import READS
 from layerleap.models.hooks.attention import attention_wrapped_by
 from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import (
-    READS,
     all_heads,
     feed_forward,
     ffn_keys,

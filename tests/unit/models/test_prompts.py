@@ -251,7 +251,7 @@ def test_stop_strings_need_a_tokenizer(bare):
         ll.generate(bare, [7, 8], bank=None, stop_strings=["."])
 
 
-def test_edits_may_be_strings_wherever_edits_are_taken():
+def test_edits_may_be_strings_wherever_edits_are_taken(empty_cache):
     model = tiny()
     value, text = ll.edits.parse_edit("L2.N3=9"), "the cat"
     options = {"bank": None, "max_new_tokens": 4}

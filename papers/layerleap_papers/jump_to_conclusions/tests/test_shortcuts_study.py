@@ -387,7 +387,7 @@ def test_an_interrupted_study_goes_on_and_ends_the_same(case, settings, tmp_path
 @pytest.mark.parametrize(
     ("phase", "at"),
     [
-        ("training from linear", 1),
+        ("training from mat", 1),
         ("replacing parts", 1),
         ("running schedules", 1),
         ("study of shortcuts", 5),
@@ -401,7 +401,7 @@ def test_a_study_interrupted_in_a_section_goes_on_with_it(case, settings, tmp_pa
     again = STUDY(transformer, settings, folder=tmp_path, progress=resumed)
     assert without_times(again) == without_times(study)
     assert not [told for told, _ in resumed.told if told.startswith("fitting")]
-    was_read = phase != "training from linear"
+    was_read = phase != "training from mat"
     assert bool(resumed.done(f"reading {settings.text}")) != was_read
     assert again.run["whole"] != was_read
 
@@ -413,7 +413,7 @@ def test_training_goes_on_where_another_number_of_threads_rounds_the_maps_differ
     study = STUDY(llama, settings, sections=["tuned"])
     run = partial(STUDY, llama, settings, folder=tmp_path, sections=["tuned"])
     with pytest.raises(KeyboardInterrupt):
-        run(progress=Interrupter("training from linear", at=1))
+        run(progress=Interrupter("training from mat", at=1))
     bank_of = trained.bank_of
 
     def rounded_differently(*args):

@@ -131,7 +131,7 @@ class Concepts:
     def search(self, query: str, *, top: int, side: str, space: str) -> Json:
         """Vectors that match words, as `results`, and `notes` on words that are no tokens."""
         matches = self._need_index().search(query, top=top, side=side, space=space)
-        return {"results": [match.to_dict() for match in matches], "notes": matches.notes()}
+        return {"results": [match.to_dict() for match in matches], "notes": matches.notes}
 
     def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
         """Vectors that point the same way."""

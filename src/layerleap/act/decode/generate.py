@@ -373,7 +373,7 @@ class _Writer:
             stats = None if custom is None else custom.stats[0]
         stats = stats or _plain_stats(transformer, len(new))
         full = None if stats.full_token is None else decode([stats.full_token])
-        how = _how(transformer, custom) | self._edits_in_words()
+        how = _how(transformer, custom, stats) | self._edits_in_words()
         generation = Generation(prompt, written.pieces, new, stats, ids, how, full)
         if shown is not None:
             shown.update(generation)
@@ -507,21 +507,22 @@ def _encode(transformer: Transformer, prompt: Any, chat: bool) -> tuple[str, lis
     return (_numbers(ids) if tokenizer is None else str(tokenizer.decode(ids))), ids
 
 
-def _how(transformer: Transformer, decoder: Decoder | None) -> dict[str, str]:
+def _how(transformer: Transformer, decoder: Decoder | None, stats: DecodingStats) -> dict[str, str]:
     """How a text was decoded, in words: the rule, the layers checked, and the bank."""
     bank = None if decoder is None else decoder.bank
     notes = caveats(transformer.identity.to_dict() if bank is None else bank.model)
-    return _way(decoder) | ({"note": " ".join(notes)} if notes else {})
+    return _way(decoder, stats) | ({"note": " ".join(notes)} if notes else {})
 
 
-def _way(decoder: Decoder | None) -> dict[str, str]:
+def _way(decoder: Decoder | None, stats: DecodingStats) -> dict[str, str]:
     if decoder is None:
         return {"decoding": "transformers' own loop"}
     bank = "none (logit lens)"
     if decoder.bank is not None:
         text, lens = decoder.bank.data.get("text"), kind_named(decoder.bank.kind).title
         bank = f"{lens} fitted on {text}" if text else f"{lens} from {decoder.bank.source}"
-    if (reason := decoder.stats[0].fallback) is not None:
+    # Not `decoder.stats`: another thread may already be writing with the same decoder.
+    if (reason := stats.fallback) is not None:
         return {"decoding": f"transformers' own loop, because of {reason}"}
     if decoder.rule is None:
         return {"decoding": "exact, without exits", "bank for drafts": bank}
