@@ -43,11 +43,11 @@ def test_its_top_tokens_are_those_that_the_lens_reads_at_the_last_layer(llama):
     readings = Lens(llama).read(TEXT)
     for row in Lens(llama).saturation(TEXT).rows():
         last = readings.at(row["position"])[-1]
-        assert [one["logit"] for one in row["ranks"]] == [one["logit"] for one in last["top"]]
+        assert [one["id"] for one in row["ranks"]] == [one["id"] for one in last["top"]]
         for one in row["ranks"][:1]:  # the layer below, if there is one, says something else
             if one["layer"]:
                 below = readings.at(row["position"])[one["layer"] - 1]
-                assert below["top"][0]["logit"] != one["logit"]
+                assert below["top"][0]["id"] != one["id"]
 
 
 def test_a_bank_adds_a_track_and_positions_can_be_chosen(llama):

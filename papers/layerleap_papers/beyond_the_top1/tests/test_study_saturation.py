@@ -53,7 +53,7 @@ def test_it_prints_tables_and_writes_a_report(place: Path, tmp_path: Path) -> No
     result = run("study", "saturation", place / "model", *words)
     assert result.exit_code == 0, result.output
     assert "Where each rank of the prediction saturates" in result.stdout
-    assert "claims of the paper, tested here" in result.stdout
+    assert "Claims, beside what this study measured" in result.stdout
     assert "Through the logit lens, " in " ".join(result.stdout.split())
     assert (tmp_path / "report" / "report.html").exists()
     assert not (tmp_path / "report" / ".work").exists()

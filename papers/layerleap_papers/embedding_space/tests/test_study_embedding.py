@@ -35,7 +35,7 @@ def test_it_prints_claims_and_writes_a_report(text: Path, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     printed = " ".join(result.stdout.split())
     assert "Tokens kept at which the pseudo-inverse becomes better" in printed
-    assert "claims of the paper, tested here" in printed
+    assert "Claims, beside what this study measured" in printed
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"report.html", "claims.csv", "findings.txt"} <= names
 

@@ -51,7 +51,7 @@ def test_it_prints_claims_and_writes_a_report(task: Path, model: Path, tmp_path:
     assert result.exit_code == 0, result.output
     printed = " ".join(result.stdout.split())
     assert "Similarity to in-context learning, mean over layers" in printed
-    assert "claims of the paper, tested here" in printed
+    assert "Claims, beside what this study measured" in printed
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"report.html", "claims.csv", "findings.txt", "similarity.csv", "rates.csv"} <= names
     page = (tmp_path / "report" / "report.html").read_text()

@@ -37,7 +37,7 @@ def test_it_prints_tables_and_claims_and_writes_a_report(
     assert result.exit_code == 0, result.output
     printed = " ".join(result.stdout.split())
     assert "Attention with k keys" in printed
-    assert "claims of the paper, tested here" in printed
+    assert "Claims, beside what this study measured" in printed
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"report.html", "claims.csv", "findings.txt", "attention.csv", "ffn.csv"} <= names
 
