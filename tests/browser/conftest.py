@@ -4,6 +4,7 @@ The app runs around the make-believe debugger of `tests/web/fake.py`, so that no
 No test may reach anything but this machine: such requests are aborted, and their test fails.
 """
 
+import asyncio
 import faulthandler
 import re
 import socket
@@ -46,18 +47,24 @@ class Served:
             app, "127.0.0.1", self.port, log_level="critical", timeout_graceful_shutdown=1
         )
         self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.thread.start()
         deadline = time.monotonic() + 20
         while not self.server.started and time.monotonic() < deadline:
             time.sleep(0.01)
         assert self.server.started
 
+    async def _serve(self):
+        self.loop = asyncio.get_running_loop()
+        await self.server.serve()
+
     def stop(self):
         self.server.should_exit = True
         self.thread.join(20)
         if self.thread.is_alive():  # say where it waits; then it must not wait for anyone
             faulthandler.dump_traceback(file=sys.__stderr__)
+            for task in asyncio.all_tasks(self.loop):
+                task.print_stack(file=sys.__stderr__)
             self.server.force_exit = True
             self.thread.join(20)
         assert not self.thread.is_alive()

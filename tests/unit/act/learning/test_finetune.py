@@ -308,8 +308,18 @@ def test_a_text_of_which_nothing_is_held_out_says_so(model, tmp_path):
     assert tuned(model, text, seed=seed, tested_tokens=0).notes == ()
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's handling of Ctrl-C, which a shell takes from what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("how", ["full", "layer-causal"])
-def test_ctrl_c_saves_the_step_that_was_running_and_the_bits_stay_the_same(model, tmp_path, how):
+def test_ctrl_c_saves_the_step_that_was_running_and_the_bits_stay_the_same(
+    model, tmp_path, how, ctrl_c
+):
     whole, folder = tuned(model, how=how), tmp_path / "tuned"
 
     def press(phase, done, total, unit="texts"):
@@ -327,7 +337,7 @@ def test_ctrl_c_saves_the_step_that_was_running_and_the_bits_stay_the_same(model
     assert same(whole, again)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step():
+def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step(ctrl_c):
     with interrupts_wait() as is_interrupted:
         signal.raise_signal(signal.SIGINT)
         assert is_interrupted()
