@@ -228,10 +228,7 @@ class Debugger(Concepts):
         neurons = Neurons(self.transformer, self._lens(lens).bank)
         check_block(self.transformer, block)
         prompt = self._prompt(ids)
-        options: Json = {
-            "top": self._checked_top(top),
-            "watch": self._checked_output(watch),
-        }
+        options: Json = {"top": self._checked_top(top), "watch": self._checked_output(watch)}
         with unedited(self.transformer.model):
             reading = neurons.recorded(prompt.recording, block, position, **options)
         answer = {

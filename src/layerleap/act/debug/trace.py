@@ -104,11 +104,7 @@ class Trace:
         if self.rerun is None:
             return []
         return [
-            {
-                **describe(applied.edit),
-                "applied": bool(applied.passes),
-                "remark": applied.remark,
-            }
+            {**describe(applied.edit), "applied": bool(applied.passes), "remark": applied.remark}
             for applied in self.rerun.report
         ]
 

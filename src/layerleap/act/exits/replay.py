@@ -125,9 +125,7 @@ def sweep(
 
 
 def curve(
-    rules: Iterable[Rule],
-    evidence: Evidence,
-    cost: "Cost | None" = None,
+    rules: Iterable[Rule], evidence: Evidence, cost: "Cost | None" = None
 ) -> list[dict[str, Any]]:
     """One row per rule: layers run and saved, FLOPs, agreement, with 95 % intervals.
 

@@ -136,12 +136,7 @@ class InContext(Result):
             "seeds": len(self.seeds),
             "left_out": self.left_out,
         }
-        return {
-            **about,
-            **counts,
-            "works": self.works(),
-            "leads": leads,
-        }
+        return {**about, **counts, "works": self.works(), "leads": leads}
 
 
 @checked

@@ -22,10 +22,7 @@ CACHED = 4  # times as many tokens may be in its cache
 
 
 def right_answers(
-    transformer: Transformer,
-    encoded: EncodedTask,
-    context: Sequence[int],
-    queries: Sequence[Piece],
+    transformer: Transformer, encoded: EncodedTask, context: Sequence[int], queries: Sequence[Piece]
 ) -> Tensor:
     """Whether each query is answered correctly: (query,) booleans."""
     if encoded.task.kind == "mapping":

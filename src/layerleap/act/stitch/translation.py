@@ -129,11 +129,7 @@ class _Basis:
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> nn.Linear:
         linear = nn.Linear(
-            weight.shape[1],
-            weight.shape[0],
-            bias is not None,
-            device=self.device,
-            dtype=self.dtype,
+            weight.shape[1], weight.shape[0], bias is not None, device=self.device, dtype=self.dtype
         )
         with torch.no_grad():
             linear.weight.copy_(weight)
