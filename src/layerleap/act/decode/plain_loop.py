@@ -17,26 +17,17 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.errors import HookedModelWarning
-from layerleap.models.hooks.foreign import Foreign, in_words
 
 
-def warn_of_hooks(code: Sequence[Foreign]) -> None:
+def warn_of_hooks(hooks: str) -> None:
     """Say that a model is decoded without drafts and exits, why, and what to do."""
     warnings.warn(
-        f"the model has {in_words(code)}, which only passes over one token at a time run as "
+        f"the model has {hooks}, which only passes over one token at a time run as "
         "`generate` does; so transformers' own loop decodes, without drafts or early exits. To "
         "decode at full speed, remove it, or make the same change with `ll.edits`",
         HookedModelWarning,
         stacklevel=3,
     )
-
-
-def plain_stats(n_layers: int, max_tokens: int, texts: int, reason: str) -> list[DecodingStats]:
-    """Empty statistics of texts that transformers' own loop will write."""
-    return [
-        DecodingStats(n_layers, "exact", max_tokens, texts_per_pass=texts, fallback=reason)
-        for _ in range(texts)
-    ]
 
 
 def decode_plainly(
@@ -48,7 +39,8 @@ def decode_plainly(
     **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Decode with the model's own loop; `stats` grow with every token."""
-    criteria = _Recorder(stopping_criteria, stats)
+    criteria = _Recorder(stopping_criteria)
+    criteria.unfinished = dict(enumerate(stats))
     result: Tensor | GenerateDecoderOnlyOutput = type(model)._sample(
         model, input_ids, stopping_criteria=criteria, **prepared
     )
@@ -56,20 +48,15 @@ def decode_plainly(
 
 
 class _Recorder(StoppingCriteriaList):
-    """The given criteria, which the loop asks after every token; notes the token."""
+    """Stopping criteria, which the loop calls after every token; they record the token."""
 
-    def __init__(self, criteria: StoppingCriteriaList, stats: Sequence[DecodingStats]) -> None:
-        super().__init__(criteria)
-        self.stats = stats
-        self._is_finished = [False] * len(stats)
+    unfinished: dict[int, DecodingStats]
 
     def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
         """Which texts are finished."""
         finished = super().__call__(input_ids, scores, **options)
-        for n, is_finished in enumerate(finished.tolist()):
-            stats = self.stats[n]
-            if not self._is_finished[n]:
-                is_prompt = not stats.tokens
-                stats.record_pass(tokens=1, layer=stats.n_layers, is_prompt=is_prompt)
-                self._is_finished[n] = is_finished
+        for n, stats in list(self.unfinished.items()):
+            stats.record_pass(tokens=1, layer=stats.n_layers, is_prompt=not stats.tokens)
+            if finished[n]:
+                del self.unfinished[n]
         return finished
