@@ -16,15 +16,7 @@ EXACTNESS = {
     "approximate": "tokens may be read before the last layer",
 }
 # Of a text that is being written.
-INTERNAL = {
-    "max_tokens",
-    "draft_room",
-    "compared",
-    "agreed",
-    "full_token",
-    "current_layer",
-    "_started",
-}
+INTERNAL = {"max_tokens", "draft_room", "compared", "agreed", "full_token", "current_layer"}
 COSTS = {
     "measured": "the cost of passes measured",
     "this process": "the cost of passes known from before",
@@ -173,6 +165,7 @@ class DecodingStats:
         """Plain JSON types."""
         properties = [name for name, one in vars(type(self)).items() if isinstance(one, property)]
         values = asdict(self) | {name: getattr(self, name) for name in properties}
+        values.pop("_started")
         return {name: value for name, value in values.items() if name not in INTERNAL}
 
     def __str__(self) -> str:

@@ -140,7 +140,7 @@ def curve(
     agreed = documents.means(torch.stack([e.agrees for e in all_exits], 1), SHARE)
     possible = (0.0, float(evidence.layers[-1]))
     layers = documents.means(torch.stack([e.n_layers - e.layer for e in all_exits], 1), possible)
-    agreement, saved = _sure(agreed, rules, Never | Oracle), _sure(layers, rules, Never)
+    agreement, saved = _certain(agreed, rules, Never | Oracle), _certain(layers, rules, Never)
     return [
         {
             "rule": rule.name,
@@ -160,11 +160,11 @@ def curve(
     ]
 
 
-def _sure(found: list[Estimate], rules: list[Rule], kind: Any) -> list[Estimate]:
+def _certain(estimates: list[Estimate], rules: list[Rule], kind: Any) -> list[Estimate]:
     """The estimates; those that rules of this kind promise by definition are certain."""
     return [
-        replace(one, low=one.value, high=one.value)
-        if isinstance(rule, kind) and one.low is not None
-        else one
-        for one, rule in zip(found, rules, strict=True)
+        replace(estimate, low=estimate.value, high=estimate.value)
+        if isinstance(rule, kind) and estimate.low is not None
+        else estimate
+        for estimate, rule in zip(estimates, rules, strict=True)
     ]

@@ -156,9 +156,9 @@ def _one_pass(lens: Lens, inputs: dict[str, Any]) -> list[float]:
     check, _ = _timed(lambda: Distribution(logits).second(), device)
     maps = []
     for layer in range(transformer.n_layers):
-        carry, own = lens.map(layer), row.to(transformer.device(layer))
+        carry, h = lens.map(layer), row.to(transformer.device(layer))
         # The identity costs nothing, however long it takes to call a function.
-        maps.append(0.0 if lens.bank is None else _timed(partial(carry, own), own.device)[0])
+        maps.append(0.0 if lens.bank is None else _timed(partial(carry, h), h.device)[0])
     return [*blocks, head, check, *maps]
 
 
