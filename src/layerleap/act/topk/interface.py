@@ -25,7 +25,7 @@ from transformers.masking_utils import sdpa_mask
 from layerleap.act.topk.attention import topk_attend
 from layerleap.act.topk.masks import visible_from
 from layerleap.act.topk.pages import PagedKeys
-from layerleap.act.topk.settings import K, Ks, TopKSettings
+from layerleap.act.topk.topk_settings import K, Ks, TopKSettings
 from layerleap.errors import BadSettings, ModelRefused
 
 # Arguments that say nothing about attention, or nothing beyond the mask.

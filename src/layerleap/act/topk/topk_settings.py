@@ -31,7 +31,7 @@ class TopKSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "k", checked_k(self.k))
+        object.__setattr__(self, "k", _checked_k(self.k))
         if self.chunk < 1:
             raise BadSettings(f"chunk is {self.chunk}; expected at least 1 query at a time")
 
@@ -59,7 +59,7 @@ class TopKSettings:
         return f"layerleap-topk-{k}-{self.chunk}" + ("-recompute" if self.recompute else "")
 
 
-def checked_k(k: Any) -> K:
+def _checked_k(k: Any) -> K:
     """The same k as a whole number, a tuple, or a dictionary of these in the order of blocks."""
     if not isinstance(k, Mapping):
         return _checked_ks(k, "k")
