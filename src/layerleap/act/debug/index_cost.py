@@ -8,6 +8,7 @@ is possible.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -55,8 +56,8 @@ class IndexCost:
         """Seconds of work behind a report of progress; None if the phase is not one of these."""
         if phase not in self.seconds:
             return None
-        order = list(self.seconds)
-        before = sum(self.seconds[each] for each in order[: order.index(phase)])
+        earlier = takewhile(lambda name: name != phase, self.seconds)
+        before = sum(self.seconds[name] for name in earlier)
         return before + self.seconds[phase] * min(1.0, done / max(1, total or 1))
 
     def __str__(self) -> str:
