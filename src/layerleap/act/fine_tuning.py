@@ -11,6 +11,7 @@ from layerleap.errors import BadSettings
 How = Literal["full", "layer-causal"]
 Kind = Literal["adamw", "sgd"]
 SHARE = 1 / 16  # of the rows, in layer-causal training: head and blocks then cost about the same
+LEAST = {"steps": 1, "batch": 1, "max_tokens": 2, "check_every": 1, "tested_tokens": 0, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,7 @@ class FineTuning:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        least_values = {
-            "steps": 1,
-            "batch": 1,
-            "max_tokens": 2,
-            "check_every": 1,
-            "tested_tokens": 0,
-            "seed": 0,
-        }
-        for name, least in least_values.items():
+        for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise BadSettings(f"{name} is {getattr(self, name)}; expected {least} or more")
         if not 0 < self.learning_rate < math.inf:

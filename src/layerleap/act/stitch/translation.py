@@ -65,8 +65,8 @@ class Translated:
         value = b.rows(h, b.pooled(arguments["attention_mask"]))[:, None]
         b.require_tail()
         for step in b.tail:
-            own = self.tail.get(step.path) if step.kind == "module" else None
-            value = b.apply(step, value) if own is None else own(value)
+            translated = self.tail.get(step.path) if step.kind == "module" else None
+            value = b.apply(step, value) if translated is None else translated(value)
         return value.reshape(len(value), b.d_vocab)
 
 
@@ -107,10 +107,9 @@ class _Basis:
                 f"{a.identity.name}; expected rank {b.d_model}, which needs a first model that is "
                 "at least as wide as the second"
             )
-        dtype = torch.promote_types(b.model.dtype, torch.float32)
-        self.kernel = kernel
-        self.inverse = torch.linalg.pinv(kernel)
-        self.dtype, self.device = dtype, b.device(b.n_layers)
+        self.kernel, self.inverse = kernel, torch.linalg.pinv(kernel)
+        self.dtype = torch.promote_types(b.model.dtype, torch.float32)
+        self.device = b.device(b.n_layers)
 
     def reader(self, module: nn.Module) -> nn.Linear:
         """A matrix that takes states: each of its outputs reads K w."""
@@ -128,9 +127,8 @@ class _Basis:
         return _Inside(copy.deepcopy(module), kernel, inverse)
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-        linear = nn.Linear(
-            weight.shape[1], weight.shape[0], bias is not None, device=self.device, dtype=self.dtype
-        )
+        place: Any = {"device": self.device, "dtype": self.dtype}
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, **place)
         with torch.no_grad():
             linear.weight.copy_(weight)
             if bias is not None:
@@ -174,11 +172,8 @@ def _translated_block(b: Transformer, number: int, traced: list[Call], basis: _B
             "some layers only"
         )
     anatomy = b.known_anatomy(number, "its parameters cannot be translated")
-    calls = {
-        call.path.removeprefix(f"{path}."): call
-        for call in traced
-        if call.path.startswith(f"{path}.")
-    }
+    inside = [call for call in traced if call.path.startswith(f"{path}.")]
+    calls = {call.path.removeprefix(f"{path}."): call for call in inside}
     block = copy.deepcopy(b.block(number))
     for name, module in _new_modules(b, number, anatomy, calls, basis):
         block.set_submodule(name, module)
