@@ -77,7 +77,7 @@ class CellReader:
         final = self._followed(logits, log_norm, finals)
         followed = {
             index: self._followed(logits, log_norm, torch.full_like(finals, index))
-            for index in {self.watch, *self.follow} - {None}
+            for index in {*self.follow, *(() if self.watch is None else (self.watch,))}
         }
         change = [None] * len(places) if before is None else _kl(before, logits).tolist()
         return [

@@ -34,8 +34,7 @@ from layerleap.act.decode.speculative import (
     speculate_batch,
     speculate_early,
 )
-from layerleap.act.exits.plan import ExitPlan
-from layerleap.act.exits.rules import Rule
+from layerleap.act.exits.rules import ExitPlan, Rule
 from layerleap.act.spelling import Policy
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank

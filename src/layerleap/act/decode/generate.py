@@ -19,8 +19,7 @@ from layerleap.act.decode.decoder import Decoder
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.request import stop_criteria
 from layerleap.act.edits.spec import Edits, as_edits
-from layerleap.act.exits.plan import ExitPlan
-from layerleap.act.exits.rules import Rule
+from layerleap.act.exits.rules import ExitPlan, Rule
 from layerleap.act.spelling import Policy
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, first_line

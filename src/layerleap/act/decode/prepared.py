@@ -54,13 +54,11 @@ class Prepared:
 
     def __init__(self, decoder: "Decoder", model: PreTrainedModel) -> None:
         wrapped = decoder._transformer
-        if wrapped is not None and wrapped.model is model:
-            self.transformer, fresh = wrapped, nullcontext()
-        else:
-            self.transformer = Transformer.of(model)
-            fresh = self.transformer.just_marked()
+        is_wrapped = wrapped is not None and wrapped.model is model
+        self.transformer = wrapped if wrapped is not None and is_wrapped else Transformer.of(model)
+        just_marked = nullcontext() if is_wrapped else self.transformer.just_marked()
         self.axes = find_axes(self.transformer)  # refuses models that cannot run over a cursor
-        with fresh:  # refuses a bank of another model, unless that was allowed
+        with just_marked:  # refuses a bank of another model, unless that was allowed
             self.lens = Lens(self.transformer, decoder.bank, other_model=decoder._other_model)
         decoder.bank = self.lens.bank if decoder._other_model else decoder.bank
         self._identity = self.transformer.identity

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import replay, sweep
-from layerleap.act.exits.rules import Never, Rule, rule_from_dict
+from layerleap.act.exits.rules import Family, Never, Rule, rule_from_dict
 from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.extras import learn_library
 from layerleap.lens.intervals import SHARE, mean_interval

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence
-from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import require_finished
-from layerleap.act.exits.rules import Rule, ThresholdRule
+from layerleap.act.exits.rules import Family, Rule, ThresholdRule, family
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import Family
-from layerleap.act.exits.rules import Never, Oracle, Rule
+from layerleap.act.exits.rules import Family, Never, Oracle, Rule
 from layerleap.errors import BadSettings
 from layerleap.lens.intervals import SHARE, Documents, Estimate, finite
 

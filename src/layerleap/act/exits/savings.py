@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import require_finished, sweep
+from layerleap.act.exits.rules import Family
 from layerleap.errors import BadSettings, check_choice
 from layerleap.lens.intervals import finite, resample_in_parts, resampled
 
@@ -81,14 +81,16 @@ def saved_at(
     if method == "exact":
         saved, agreement, knob = _exact(family, evidence, group, weights, targets)
     else:
-        saved, agreement = _on_curve(family, evidence, group, weights, targets, knobs), targets
-        knob = [None] * len(targets)
+        saved = _on_curve(family, evidence, group, weights, targets, knobs)
+        agreement, knob = list(targets), [None] * len(targets)
     low, high = resampled(saved[0], saved[1:])
     ends = zip(low.tolist(), high.tolist(), strict=True)
     intervals = ends if len(names) > 1 else [(None, None)] * len(targets)
-    size = method, len(evidence), len(names)
     columns = zip(targets, saved[0].tolist(), intervals, agreement, knob, strict=True)
-    return [Saving(t, layers, *ends, share, k, *size) for t, layers, ends, share, k in columns]
+    return [
+        Saving(target, layers, *ends, share, value, method, len(evidence), len(names))
+        for target, layers, ends, share, value in columns
+    ]
 
 
 @dataclass(frozen=True, eq=False)
