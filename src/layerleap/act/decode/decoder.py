@@ -9,6 +9,7 @@ which supports generation config, processors, criteria, streamers, masks and see
 """
 
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -24,7 +25,6 @@ from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.draft_tree import MOST
 from layerleap.act.decode.early import decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost
-from layerleap.act.decode.plain_loop import decode_plainly, warn_of_hooks
 from layerleap.act.decode.prepared import Prepared
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.speculative import (
@@ -36,7 +36,7 @@ from layerleap.act.decode.speculative import (
 )
 from layerleap.act.exits.rules import ExitPlan, Rule
 from layerleap.act.spelling import Policy
-from layerleap.errors import BadSettings, BadText, check_choice
+from layerleap.errors import BadSettings, BadText, HookedModelWarning, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
@@ -222,10 +222,15 @@ class Decoder:
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
         if ready is None:
-            model_kwargs |= {"logits_processor": logits_processor, "streamer": stream_to}
-            model_kwargs |= {"generation_config": generation_config}
             return self._leave_to_transformers(
-                model, input_ids, hooked, stopping_criteria=stopping_criteria, **model_kwargs
+                model,
+                input_ids,
+                hooked,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                streamer=stream_to,
+                **model_kwargs,
             )
         config, cache = generation_config, model_kwargs.get("past_key_values")
         self.stats, cursor = [], None
@@ -267,11 +272,21 @@ class Decoder:
     def _leave_to_transformers(
         self, model: PreTrainedModel, input_ids: Tensor, hooked: Sequence[Foreign], **prepared: Any
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Decode with transformers' own loop, which runs hooks of others as they are meant."""
+        """Decode with transformers' own loop, which runs hooks of others as they are meant.
+
+        A hook may look at positions, at shapes or at what it saw before. In passes over several
+        tokens, or over a few layers, it would not do what it does in `generate`.
+        """
         texts, reason = len(input_ids), in_words(hooked)
         if not self._has_warned:
-            warn_of_hooks(reason)
             self._has_warned = True
+            warnings.warn(
+                f"the model has {reason}, which only passes over one token at a time run as "
+                "`generate` does; so transformers' own loop decodes, without drafts or early "
+                "exits. To decode at full speed, remove it, or make the same change with `ll.edits`",
+                HookedModelWarning,
+                stacklevel=2,
+            )
         n_layers = int(model.config.get_text_config().num_hidden_layers)
         n_new = prepared["generation_config"].max_length - input_ids.shape[1]
         self.stats = [
@@ -279,7 +294,12 @@ class Decoder:
             for _ in range(texts)
         ]
         self.current = self.stats[-1]
-        return decode_plainly(model, input_ids, self.stats, **prepared)
+        recorder = _Recorder(prepared.pop("stopping_criteria"))
+        recorder.unfinished = dict(enumerate(self.stats))
+        written: Tensor | GenerateDecoderOnlyOutput = type(model)._sample(
+            model, input_ids, stopping_criteria=recorder, **prepared
+        )
+        return written
 
     def _prepare(self, model: PreTrainedModel) -> Prepared:
         if self._prepared is None or self._prepared.is_outdated(model):
@@ -386,6 +406,21 @@ class Decoder:
             )
         else:
             speculate(cursor, chooser, ready.drafter, stats, ready.tie_steps, until)
+
+
+class _Recorder(StoppingCriteriaList):
+    """Stopping criteria, which transformers' loop calls after every token; they record it."""
+
+    unfinished: dict[int, DecodingStats]
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        """Which texts are finished."""
+        finished = super().__call__(input_ids, scores, **options)
+        for n, stats in list(self.unfinished.items()):
+            stats.record_pass(tokens=1, layer=stats.n_layers, is_prompt=not stats.tokens)
+            if finished[n]:
+                del self.unfinished[n]
+        return finished
 
 
 decoder = Decoder  # the name that reads well inside `generate(custom_generate=...)`

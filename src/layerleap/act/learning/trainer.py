@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,6 @@ from layerleap.act.learning.delta import Delta, wide_dtype
 from layerleap.act.learning.descent import require_finite
 from layerleap.act.learning.gradients import check_lens, gradients
 from layerleap.act.learning.lessons import Demonstration, lesson, require_learner
-from layerleap.act.learning.optimizer import Optimizer
 from layerleap.act.learning.parameters import Chosen, choose
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, NotFinite
@@ -52,6 +51,7 @@ from layerleap.zoo.small_lm import lm_loss
 from layerleap.zoo.small_vit import warmup_cosine
 
 CHECKPOINT = TensorFile("finetuning", 1)
+BETAS, EPSILON = (0.9, 0.95), 1e-8  # of AdamW
 OLDEST = 20.0  # seconds between two checkpoints: what a kill may cost
 
 
@@ -354,3 +354,59 @@ class _Run:
             self.optimizer.restore(tensors, self.values)
             for name in ("step", "seconds", "losses", "record"):
                 setattr(self, name, header[name])
+
+
+@dataclass
+class Optimizer:
+    """AdamW or plain SGD; both shrink matrices by weight decay, if there is any.
+
+    A step needs no gradient but the parameter's own, so that a block can learn as soon as its
+    gradient is there; and everything a checkpoint has to hold is a dictionary of tensors.
+    """
+
+    kind: Kind
+    decay: float = 0.0
+    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of AdamW, by name
+
+    @torch.no_grad()
+    def update(
+        self,
+        name: str,
+        value: Tensor,
+        gradient: Tensor,
+        rate: float,
+        step: int,
+        mask: Tensor | None = None,
+    ) -> None:
+        """Change a parameter by one step; steps count from 1.
+
+        `mask` is True where the parameter learns: the rest does not decay either.
+        """
+        gradient = gradient.to(value.device, value.dtype)
+        if self.decay and value.dim() > 1:
+            kept = 1 - rate * self.decay
+            value.mul_(kept if mask is None else torch.where(mask.to(value.device), kept, 1.0))
+        if self.kind == "sgd":
+            value.sub_(gradient, alpha=rate)
+            return
+        if name not in self.moments:
+            self.moments[name] = torch.zeros_like(value), torch.zeros_like(value)
+        first, second = self.moments[name]
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        size = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
+        value.addcdiv_(first, size, value=-rate / (1 - BETAS[0] ** step))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, to save."""
+        named: dict[str, Tensor] = {}
+        for name, (first, second) in self.moments.items():
+            named |= {f"first.{name}": first, f"second.{name}": second}
+        return named
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Load what `tensors` gave; others are ignored. Tensors go where the values are."""
+        for name, value in values.items():
+            if (first := tensors.get(f"first.{name}")) is not None:
+                second = tensors[f"second.{name}"]
+                self.moments[name] = first.to(value.device), second.to(value.device)
