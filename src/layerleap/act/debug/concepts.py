@@ -19,7 +19,7 @@ from layerleap.progress import Progress
 NO_INDEX = "there is no concept index of this model; build it with: layerleap index MODEL"
 MEMBERS = 50  # of a cluster that are shown
 FEW = 5  # tokens that stand for a vector
-# Pairs are sought among the tokens with the lowest ids, which are frequent ones in most
+# Pairs are searched for among the tokens with the lowest ids, which are frequent ones in most
 # vocabularies: all 49,152 tokens of SmolLM2 would keep the page waiting for half a minute.
 PAIR_TOKENS = 8192
 Json = dict[str, Any]

@@ -79,17 +79,14 @@ def index_cost(transformer: Transformer, settings: IndexSettings | None = None) 
     """
     settings = settings or IndexSettings()
     target = default_path(transformer, settings)
-    kept = finished_steps(target, settings.to_dict(transformer))
+    finished = finished_steps(target, settings.to_dict(transformer))
     ffns = [ffn for ffn in feed_forwards(transformer).values() if isinstance(ffn, FeedForward)]
     if not ffns:
         raise ModelRefused(f"{transformer.identity.name} has no neurons to index")
     seconds = _seconds(transformer, settings, ffns)
-    left = sum(
-        amount * (1 - sum(step.startswith("block") for step in kept) / transformer.n_layers)
-        if phase == "reading neurons"
-        else amount * (STEPS[phase] not in kept)
-        for phase, amount in seconds.items()
-    )
+    left = sum(amount * (STEPS[phase] not in finished) for phase, amount in seconds.items())
+    n_blocks = sum(step.startswith("block") for step in finished)
+    left -= seconds["reading neurons"] * n_blocks / transformer.n_layers
     n_tokens = len(unembedding(transformer))
     per_vector = VECTOR_BYTES + 2 * min(settings.top, n_tokens) * ENTRY_BYTES
     n_bytes = sum(ffn.n_neurons for ffn in ffns) * per_vector + n_tokens * TOKEN_BYTES

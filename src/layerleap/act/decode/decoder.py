@@ -283,7 +283,8 @@ class Decoder:
             warnings.warn(
                 f"the model has {reason}, which only passes over one token at a time run as "
                 "`generate` does; so transformers' own loop decodes, without drafts or early "
-                "exits. To decode at full speed, remove it, or make the same change with `ll.edits`",
+                "exits. To decode at full speed, remove it, or make the same change with "
+                "`ll.edits`",
                 HookedModelWarning,
                 stacklevel=2,
             )

@@ -106,7 +106,7 @@ class LiveChecks:
         """Logits of all tokens where the position exits; -inf outside `shortlist`, if given."""
         if layer == self.lens.transformer.n_layers:
             return self.lens.transformer.logits(h)[0]
-        logits = self.logits if shortlist is self.shortlist else None  # else read anew
+        logits = self.logits if shortlist is self.shortlist else None  # else it is read again
         if shortlist is None:
             return (self.lens.logits(h, layer) if logits is None else logits)[0]
         logits = shortlist.logits(self.lens.map(layer)(h)) if logits is None else logits
@@ -137,7 +137,7 @@ def decode_early(
     reads_shortlist: bool = False,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Generate until the chooser is finished, or until `until`, which is asked before each pass.
+    """Generate until the chooser is finished, or `until`, called before each pass, returns True.
 
     The cursor is inside its `with`; the text has begun, and its prompt ran through all layers. The
     rule is checked at the layers `checks`, on readings of the shortlist if there is one; with

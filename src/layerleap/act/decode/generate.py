@@ -396,7 +396,7 @@ class _Writer:
         """The new tokens."""
         model, custom = self.transformer.model, self.decoder
         entry = torch.tensor([ids], device="cpu" if model.device.type == "meta" else model.device)
-        # The model's own settings for sampling only apply if sampling is asked for.
+        # The model's own settings for sampling only apply with do_sample=True.
         options = {"do_sample": False, **self.options}
         if not options["do_sample"]:
             options = {"temperature": None, "top_p": None, "top_k": None, **options}

@@ -83,7 +83,7 @@ class Prepared:
         self._cost = decoder._cost or FIRST_COST
 
     def is_outdated(self, model: PreTrainedModel) -> bool:
-        """True for another model, or if its weights were changed since; asked at every call."""
+        """True for another model, or if its weights were changed since; checked at every call."""
         self.transformer.refresh()
         self.dtypes = self._dtypes()
         return self.transformer.model is not model or self.transformer.identity != self._identity
@@ -133,11 +133,11 @@ class Prepared:
         layout = None if packed is None else packed.layout.name
         return Preparation(after, time.perf_counter() - started, layout, source)
 
-    # The next ones are asked at every call: the model may be cast in between.
+    # Properties, since the model may be cast between two calls.
 
     @property
     def packed(self) -> Packed | None:
-        """The packed weights, if they are wanted, faster, and due."""
+        """The packed weights, if the decoder uses them and they are prepared and faster."""
         # They round differently, and `strict` asks for what `generate` computes.
         if not self.is_equipped or not self.decoder.packed or self.is_one_by_one:
             return None
@@ -189,7 +189,7 @@ class Prepared:
 
     @property
     def _draws(self) -> bool:
-        """True if the drafter is asked for drafts."""
+        """True if drafts are drawn."""
         return self.decoder.verifies_drafts and self.decoder.max_nodes > 1
 
     @once

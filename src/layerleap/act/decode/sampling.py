@@ -20,7 +20,7 @@ class TokenChooser:
 
     ids: Tensor  # (1, n) the text so far, including padding, which processors see too
     processor: Processor
-    criteria: Callable[[Tensor, Any], Tensor]  # asked after each token: is the text finished?
+    criteria: Callable[[Tensor, Any], Tensor]  # after each token: is the text finished?
     skip: int = 0  # padding tokens at its beginning
     sample: bool = False  # sample from the scores instead of taking the best
     streamer: Any = None  # receives each token

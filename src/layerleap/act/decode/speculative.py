@@ -42,7 +42,7 @@ def speculate(
     tie_steps: float = 0.0,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Generate until the chooser is finished, or until `until`, which is asked before each pass.
+    """Generate until the chooser is finished, or `until`, called before each pass, returns True.
 
     The text has begun, and the cursor is inside its `with`. Where the two best logits are at most
     `tie_steps` rounding steps apart, a pass of its own decides.

@@ -83,11 +83,11 @@ def check_lens(transformer: Transformer, lens: Lens | None) -> None:
         return
     lens.transformer.refresh()
     transformer.refresh()
-    theirs, ours = lens.transformer.identity, transformer.identity
-    if theirs.fingerprint != ours.fingerprint:
+    read, learning = lens.transformer.identity, transformer.identity
+    if read.fingerprint != learning.fingerprint:
         raise WrongModel(
-            f"the lens reads {theirs.name} ({theirs.fingerprint}), but {ours.name} "
-            f"({ours.fingerprint}) is to learn; make a lens of this model: ll.Lens(model, bank)"
+            f"the lens reads {read.name} ({read.fingerprint}), but {learning.name} "
+            f"({learning.fingerprint}) is to learn; make a lens of this model: ll.Lens(model, bank)"
         )
 
 

@@ -384,8 +384,8 @@ class Optimizer:
         """
         gradient = gradient.to(value.device, value.dtype)
         if self.decay and value.dim() > 1:
-            kept = 1 - rate * self.decay
-            value.mul_(kept if mask is None else torch.where(mask.to(value.device), kept, 1.0))
+            factor = 1 - rate * self.decay
+            value.mul_(factor if mask is None else torch.where(mask.to(value.device), factor, 1.0))
         if self.kind == "sgd":
             value.sub_(gradient, alpha=rate)
             return

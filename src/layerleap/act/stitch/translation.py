@@ -189,11 +189,11 @@ def _new_modules(
         if name.endswith(NORMS):
             yield sites[name].path, basis.inside(calls[sites[name].path].module)
     for part in anatomy.parts:
-        taken = calls[sites[f"{part}.in"].path].takes
-        given = calls[sites[f"{part}.out"].path].gives
+        state = calls[sites[f"{part}.in"].path].takes
+        update = calls[sites[f"{part}.out"].path].gives
         matrices = {name: call for name, call in calls.items() if _is_matrix(call.module)}
-        readers = [name for name, call in matrices.items() if is_same(call.takes, taken)]
-        writers = [name for name, call in matrices.items() if is_same(call.gives, given)]
+        readers = [name for name, call in matrices.items() if is_same(call.takes, state)]
+        writers = [name for name, call in matrices.items() if is_same(call.gives, update)]
         if not readers or len(writers) != 1:
             raise ModelRefused(
                 f"{part} of block {number} of {b.identity.name} does not read and write the stream "

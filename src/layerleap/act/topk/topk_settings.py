@@ -1,6 +1,6 @@
 """The options of top-k attention, checked: k for a model, a block or a head, and the others.
 
-In: what a user gives. Out: a frozen value that tells k for every block.
+In: the arguments of `topk_attention`. Out: a frozen value with k for every block.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class TopKSettings:
 
     @property
     def name(self) -> str:
-        """A name of its own for every setting; readable where k is one number."""
+        """A unique name for these settings; readable where k is one number."""
         k = str(self.k)
         if not isinstance(self.k, int):
             k = hashlib.sha256(json.dumps(self.k).encode()).hexdigest()[:12]
