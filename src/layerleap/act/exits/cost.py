@@ -69,14 +69,19 @@ class LayerPrices:
         derived = ("n_layers", "full", "head_in_blocks")
         return values | {name: getattr(self, name) for name in derived}
 
-    def _paid(self, check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
+    def _paid(
+        self, reading: Tensor, check: Tensor, checked: Iterable[int], *, reads: bool
+    ) -> Tensor:
         """(layer,): the price of a row that leaves at each layer.
 
-        `check` is the price of a check at each layer, `answer` what the answer there costs besides
-        the last check. Layer 0 and the last are never exits, so nothing is checked there.
+        `reading` and `check` are prices by layer. A rule that `reads` gets its answer from the last
+        check; other rules read once, at the exit. Layer 0 and the last are never exits, so nothing
+        is checked there, and the answer of the last is the model's own.
         """
         is_checked = torch.zeros(self.n_layers + 1, dtype=torch.float64)
         is_checked[[layer for layer in checked if FIRST_EXIT <= layer < self.n_layers]] = 1.0
+        answer = torch.zeros_like(reading) if reads else reading.clone()
+        answer[-1] = self.head
         run = torch.tensor([0.0, *self.blocks], dtype=torch.float64).cumsum(0)
         return run + (is_checked * check).cumsum(0) + answer
 
@@ -117,10 +122,8 @@ class Cost(LayerPrices):
             "nothing": torch.zeros_like(maps),
         }[rule.needs]
         checked = range(self.n_layers + 1) if layers_checked is None else layers_checked
-        # A rule that reads gets its answer from the last check; other rules read once, at the exit.
-        answer = reading if rule.needs != "reading" else torch.zeros_like(reading)
-        answer[-1] = self.head
-        return self._paid(one_check, answer, checked)[exits.layer].mean().item()
+        by_layer = self._paid(reading, one_check, checked, reads=rule.needs == "reading")
+        return by_layer[exits.layer].mean().item()
 
 
 def measure_cost(

@@ -147,10 +147,9 @@ class Evidence:
 
     def rows(self, index: Tensor) -> "Evidence":
         """Some of the rows, selected by index or by mask."""
-        cut = {name: getattr(self, name)[index] for name in (*COLUMNS, "position", "document")}
-        final = None if self.final is None else self.final[index]
-        extra = {name: value[index] for name, value in self.extra.items()}
-        return replace(self, **cut, final=final, extra=extra)
+        per_row = {} if self.final is None else {"final": self.final[index]}
+        per_row |= {"position": self.position[index], "document": self.document[index]}
+        return self._cut(index, **per_row)
 
     def with_probe(self, probe: TaskProbe, states: States) -> "Evidence":
         """The same evidence plus a task probe's probabilities, for the rule `Task`.
@@ -180,9 +179,12 @@ class Evidence:
             )
         chosen = {*layers, self.layers[-1]}
         columns = [n for n, layer in enumerate(self.layers) if layer in chosen]
-        cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
-        extra = {name: value[:, columns] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=tuple(sorted(chosen)), extra=extra)
+        return self._cut((slice(None), columns), layers=tuple(sorted(chosen)))
+
+    def _cut(self, index: Any, **changes: Any) -> "Evidence":
+        columns = {name: getattr(self, name)[index] for name in COLUMNS}
+        extra = {name: value[index] for name, value in self.extra.items()}
+        return replace(self, **columns, extra=extra, **changes)
 
 
 class LiveEvidence(Evidence):

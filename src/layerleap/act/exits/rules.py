@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.spelling import KNOBS, Knob, is_number, read_plan
 from layerleap.errors import BadSettings, NotFinite
 from layerleap.files import write_json
+from layerleap.lens.probes.task import TaskProbe
 
 # The paper's values of lam: 13 for linear maps, and 9 more for the logit lens, whose gaps are
 # close to 1.
@@ -199,13 +200,6 @@ class Similarity(ThresholdRule):
         return evidence.cosine.double().clamp_max(1)  # against rounding
 
 
-class StateProbe(Protocol):
-    """A probe of states, such as `read.probes.task.TaskProbe`."""
-
-    def later(self, h: Tensor, layer: int) -> Tensor:
-        """The probability that rank 2 or later is being decided: (row, d_model) -> (row,)."""
-
-
 @dataclass(frozen=True)
 class Task(ThresholdRule):
     """Exit where a probe of the state predicts that rank 2 or later is being decided.
@@ -219,7 +213,7 @@ class Task(ThresholdRule):
     """
 
     threshold: float
-    probe: "StateProbe | None" = field(default=None, compare=False, repr=False)  # saved separately
+    probe: TaskProbe | None = field(default=None, compare=False, repr=False)  # saved separately
     name = "task"
     needs = "state"
     knob, expected, least, most, is_integer, _ = KNOBS[name]

@@ -13,7 +13,7 @@ need. So these numbers are an upper bound on the seconds that early exit saves.
 import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -62,13 +62,11 @@ class Timing(LayerPrices):
             reads: every check reads; if not, checks are free and only the exit is read.
             head: seconds of the head, to see what another one would change; measured when None.
         """
-        head = self.head if head is None else head
+        if head is not None:
+            return replace(self, head=head).by_layer(checked, carried=carried, reads=reads)
         maps = torch.tensor(self.maps, dtype=torch.float64) * carried
-        reading = maps + head + self.check
-        check = reading if reads else torch.zeros_like(reading)
-        answer = torch.zeros_like(reading) if reads else reading.clone()
-        answer[-1] = head  # nothing is checked there: the answer is the model's own
-        return self._paid(check, answer, checked)
+        reading = maps + self.head + self.check
+        return self._paid(reading, reading * reads, checked, reads=reads)
 
 
 def measure_timing(
