@@ -62,7 +62,6 @@ class CellReader:
 
         Args:
             places: layer and position of each row.
-            logits: (row, d_vocab).
             answer: the final answer of the same run, per position.
             finals: the token that the unedited model predicts, per position.
             before: logits of the recorded run at these rows, if `logits` are of an edited one.

@@ -60,8 +60,6 @@ class Concepts:
             for (block, ffn), anatomy in zip(ffns.items(), self.transformer.anatomy, strict=True)
         ]
 
-    # The weights
-
     def vector(self, block: int, neuron: int) -> Json:
         """Both token ends of a value vector, from the index or computed now."""
         if self.index is not None:
@@ -103,8 +101,6 @@ class Concepts:
     @cached_property
     def _weights(self) -> Weights:
         return weights(self.transformer)
-
-    # The index
 
     def index_state(self) -> Json:
         """Whether there is an index, which may have been built since; if not, why not."""

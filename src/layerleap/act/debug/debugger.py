@@ -105,8 +105,6 @@ class Debugger(Concepts):
         if self.index is not None:
             self.index.check_model()
 
-    # What the model is
-
     def describe(self) -> Json:
         """The model, its blocks, lenses and index, and example prompts; never waits for it."""
         return {**self._description, "index": self.index_state()}
@@ -148,8 +146,6 @@ class Debugger(Concepts):
             {"title": title, "text": text.format(mask=mask), "watch": None} for title, text in texts
         ]
 
-    # Tokens
-
     def encode(self, text: Text) -> list[int]:
         """Token ids of a text; raises if the model cannot read it."""
         return self.plain.encode(text)
@@ -170,8 +166,6 @@ class Debugger(Concepts):
             if len(ids) == 1 and ids[0] < transformer.d_vocab and ids[0] not in matches:
                 matches.append(ids[0])
         return [output_label(transformer, index) for index in matches]
-
-    # Readings
 
     def trace(
         self,
@@ -249,8 +243,6 @@ class Debugger(Concepts):
             update["range"] = self.range(reading.block, update["neuron"])
         return answer
 
-    # Text
-
     def generate(
         self,
         text: Text,
@@ -276,8 +268,6 @@ class Debugger(Concepts):
         result = generate(self.transformer, ids, edits=parsed, on_id=report, **how)
         edited = [describe(edit) for edit in parsed]
         return {"ids": result.ids, "text": result.continuation, "edits": edited}
-
-    # Checks and caches
 
     def check_edits(self, edits: Edits) -> None:
         """Raise an error if an edit cannot be read or does not fit the model."""

@@ -86,10 +86,8 @@ def cost_of_passes(
 ) -> tuple[PassCost, Source]:
     """The cost of passes and where it is from; measured now if it is not known yet.
 
-    Args:
-        transformer: a decoder.
-        packed: its weights, packed for passes over a few tokens.
-        rowwise: each token attends as in a pass of its own.
+    `packed` are weights packed for passes over a few tokens; with `rowwise`, each token attends as
+    in a one-token pass.
     """
     about = _circumstances(transformer, packed, rowwise)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]

@@ -83,7 +83,11 @@ class Verified:
 
 def rows_needed(tolerance: float, delta: float | None, method: Method = "ltt") -> int:
     """The smallest number of calibration rows that can pass, if none of them disagrees."""
-    _check(tolerance, delta, method)
+    check_choice(method, Method, "method")
+    if not 0 < tolerance < 1:
+        raise BadSettings(f"tolerance {tolerance} is out of range; expected between 0 and 1")
+    if method == "ltt" and (delta is None or not 0 < delta < 1):
+        raise BadSettings(f"delta {delta} is out of range; expected between 0 and 1")
     if delta is None or method == "crc":
         rows = 1 / tolerance - 1
     else:
@@ -113,7 +117,6 @@ def calibrate(
             family's grid of `n` values.
         n: size of that grid.
     """
-    _check(tolerance, delta, method)
     level = delta if method == "ltt" else None
     rows = len(evidence)
     if rows < (needed := rows_needed(tolerance, level, method)):
@@ -144,14 +147,6 @@ def calibrate(
     guarantee = _guarantee(tolerance, level, evidence)
     note = f"{rule}: saves {exits.saved:.3g} of {exits.n_layers} layers here; {guarantee}"
     return Calibrated(rule, tolerance, level, method, rows, errors / rows, bound, note)
-
-
-def _check(tolerance: float, delta: float | None, method: str) -> None:
-    check_choice(method, Method, "method")
-    if not 0 < tolerance < 1:
-        raise BadSettings(f"tolerance {tolerance} is out of range; expected between 0 and 1")
-    if method == "ltt" and (delta is None or not 0 < delta < 1):
-        raise BadSettings(f"delta {delta} is out of range; expected between 0 and 1")
 
 
 def _guarantee(tolerance: float, delta: float | None, evidence: Evidence) -> str:

@@ -317,7 +317,7 @@ class Family:
         """Whether a larger knob makes rows exit later or earlier."""
         return "later" if self.kind.slope > 0 else "earlier"
 
-    def at(self, knob: float) -> ThresholdRule:
+    def at(self, knob: float) -> Rule:
         """The rule with this knob."""
         is_whole = isinstance(knob, float) and knob.is_integer()
         value = int(knob) if self.kind.is_integer and is_whole else knob
@@ -326,6 +326,7 @@ class Family:
     def parts(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """(row, layer) scores and (row,) offsets, which are the same for all knobs."""
         any_member = self.at(1)  # 1 is valid for every knob
+        assert isinstance(any_member, ThresholdRule)
         return any_member.scores(evidence), any_member.offset(evidence)
 
     def grid(self, n: int, n_layers: int) -> list[float]:

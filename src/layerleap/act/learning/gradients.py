@@ -18,6 +18,7 @@ their blocks wait for each other: the head is then read once for all of them.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ class _Run:
     n_taken: int = 0  # gradients that were handed out
     result: Gradients = field(default_factory=Gradients)
 
-    @property
+    @cached_property
     def outside(self) -> tuple[str, ...]:
         """The parameters of embeddings, final norm and head."""
         return self.chosen.of_block(0)

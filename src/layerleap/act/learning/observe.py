@@ -103,15 +103,12 @@ def _observe(
 ) -> list[Observation]:
     inputs = prefix.inputs([prompt.ids[prefix.length :] for prompt in prompts])
     keep = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
-    ends = [len(prompt.ids) - prefix.length for prompt in prompts]
-    keep[range(len(ends)), [end - 1 for end in ends]] = True
+    last = len(prompts[0].ids) - prefix.length - 1  # all prompts have the same length
+    keep[:, last] = True
     blocks = range(1, transformer.n_layers + 1)
     for block in blocks:
         transformer.known_anatomy(block, "the output of its attention cannot be observed")
-    queries = [
-        (end - 1, range(len(prompt.ids) - prompt.n_query, len(prompt.ids)))
-        for end, prompt in zip(ends, prompts, strict=True)
-    ]
+    queries = [(last, range(len(p.ids) - p.n_query, len(p.ids))) for p in prompts]
     with scores_recorded(transformer, queries if scores else []) as recorder:
         captured = transformer.capture(
             inputs, sites=[(block, "attn.out") for block in blocks], keep=keep

@@ -82,7 +82,8 @@ def read_delta(
     total, reader = float(sizes.square().sum()), weights(transformer)
     readings = []
     for number in range(min(directions, int((sizes > 1e-6 * sizes[0]).sum()))):
-        vectors = [reader.reading(kind, v[number][None].to(_like(transformer)), top)]
+        direction = v[number][None].to(transformer.device(transformer.n_layers), torch.float32)
+        vectors = [reader.reading(kind, direction, top)]
         if kind == "attn.v":
             written = _written(transformer, heads(transformer, block), u[:, number])
             vectors.append(reader.reading("attn.o", written, top))
@@ -131,9 +132,4 @@ def _written(transformer: Transformer, heads: Heads, values: Tensor) -> Tensor:
         for head in range(heads.n_heads)
     )
     assert isinstance(written, Tensor)
-    return written[None].to(_like(transformer))
-
-
-def _like(transformer: Transformer) -> Tensor:
-    """A tensor whose device and dtype vectors are read with."""
-    return torch.empty(0, device=transformer.device(transformer.n_layers), dtype=torch.float32)
+    return written[None].to(transformer.device(transformer.n_layers), torch.float32)
