@@ -23,7 +23,7 @@ from early_rule import early_rule
 
 from layerleap import ShortcutBank, Transformer, decoder, load
 from layerleap.act.decode.decoder import Head
-from layerleap.act.decode.kept_costs import cost_of_passes
+from layerleap.act.decode.pass_cost import cost_of_passes
 from layerleap.act.decode.prepared import WORTH
 from layerleap.act.exits.rules import Never
 from layerleap.maps.fit import default_bank

@@ -23,9 +23,8 @@ from common import BUILD, generate, median
 from layerleap import Lens, ShortcutBank, Transformer, decoder
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.exits.evidence import Evidence, split
-from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import Exits, sweep
-from layerleap.act.exits.rules import Gap, Never, Rule, Similarity, Task
+from layerleap.act.exits.rules import Family, Gap, Never, Rule, Similarity, Task, family
 from layerleap.lens.probes.cells import CellSampling
 from layerleap.lens.probes.task import TaskProbe
 from layerleap.models.cursor.packed import Packed

@@ -15,9 +15,8 @@ from common import MODEL, Row, interleave, median, timed
 from layerleap import Lens, Sampling, fit, load
 from layerleap.act.edits.replace import PartMaps, cascades
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
 from layerleap.act.exits.replay import sweep
-from layerleap.act.exits.rules import Gap
+from layerleap.act.exits.rules import LAMBDAS, MORE_LAMBDAS, Gap, family
 from layerleap.lens.scores import score
 from layerleap.models.discovery.parts import KINDS
 from layerleap.models.hooks.recording import record

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay, sweep
 from layerleap.act.exits.rules import (
+    LAMBDAS,
+    MORE_LAMBDAS,
     RULES,
     Entropy,
     Fixed,
@@ -23,6 +24,7 @@ from layerleap.act.exits.rules import (
     Similarity,
     Task,
     TopProbability,
+    family,
     rule_from_dict,
 )
 from made_evidence import made as plain, upto, with_task

@@ -10,9 +10,8 @@ from scipy import stats
 
 from intervals import require_inside
 from layerleap.act.exits.calibration import Calibrated, verify
-from layerleap.act.exits.families import family
 from layerleap.act.exits.replay import curve
-from layerleap.act.exits.rules import Entropy, Gap, Oracle, TopProbability
+from layerleap.act.exits.rules import Entropy, Gap, Oracle, TopProbability, family
 from layerleap.act.exits.savings import saved_at
 from layerleap.lens.evaluate import evaluate
 from layerleap.lens.intervals import (

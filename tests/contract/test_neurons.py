@@ -5,7 +5,7 @@ import torch
 
 from edit_cases import EXPERTS, inputs, wrapped
 from families import MASKED_TOKEN, NEXT_TOKEN
-from layerleap.act.debug.rerun import rerun
+from layerleap.act.debug.trace import rerun
 from layerleap.act.edits import AddNeuron, SetNeuron
 from layerleap.errors import ModelRefused
 from layerleap.lens.vocabulary.neurons import Neurons

@@ -11,6 +11,7 @@ from layerleap.errors import BadSettings
 How = Literal["full", "layer-causal"]
 Kind = Literal["adamw", "sgd"]
 SHARE = 1 / 16  # of the rows, in layer-causal training: head and blocks then cost about the same
+LEAST = {"steps": 1, "batch": 1, "max_tokens": 2, "check_every": 1, "tested_tokens": 0, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,7 @@ class FineTuning:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        least_values = {
-            "steps": 1,
-            "batch": 1,
-            "max_tokens": 2,
-            "check_every": 1,
-            "tested_tokens": 0,
-            "seed": 0,
-        }
-        for name, least in least_values.items():
+        for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise BadSettings(f"{name} is {getattr(self, name)}; expected {least} or more")
         if not 0 < self.learning_rate < math.inf:
@@ -56,14 +49,14 @@ class FineTuning:
 def fine_tuning(
     how: How, parameters: str | Sequence[str], share: float | None, **values: Any
 ) -> FineTuning:
-    """The settings, with the share of the rows that suits the way of training if none is given."""
+    """The settings; a share of None is the default of the way of training."""
     words = (parameters,) if isinstance(parameters, str) else tuple(parameters)
     chosen = (SHARE if how == "layer-causal" else 1.0) if share is None else share
     return FineTuning(how, words, share=chosen, **values)
 
 
 def check_share(how: str, share: float, *, has_lens: bool = False) -> None:
-    """Refuse a share of the rows that is none, and what plain training has no use for."""
+    """Refuse a share out of range, and options that plain training does not use."""
     if not 0 < share <= 1:
         raise BadSettings(f"share is {share}; expected more than 0 and at most 1")
     if how == "full" and (has_lens or share != 1.0):

@@ -21,11 +21,13 @@ from layerleap.act.decode.generate import generate
 from layerleap.act.exits.calibration import Calibrated, Method, calibrate, verify
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence, split
-from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, Family, family
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import curve, replay
 from layerleap.act.exits.rules import (
+    LAMBDAS,
+    MORE_LAMBDAS,
     Entropy,
+    Family,
     Fixed,
     Gap,
     Never,
@@ -34,6 +36,7 @@ from layerleap.act.exits.rules import (
     Rule,
     Similarity,
     TopProbability,
+    family,
 )
 from layerleap.act.exits.savings import TARGETS, saved_at
 from layerleap.errors import BadSettings

@@ -16,9 +16,8 @@ from layerleap.act.exits.calibration import (
     verify,
 )
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import family
 from layerleap.act.exits.replay import replay, sweep
-from layerleap.act.exits.rules import Entropy, TopProbability
+from layerleap.act.exits.rules import Entropy, TopProbability, family
 from layerleap.errors import BadSettings, CannotFetch
 from made_evidence import made
 

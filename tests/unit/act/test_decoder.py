@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from contract_bank import bank_of
 from decoders import wrapped
 from families import build
-from layerleap.act.decode import kept_costs, prepared
+from layerleap.act.decode import pass_cost, prepared
 from layerleap.act.decode.coloured import coloured_html
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
@@ -216,7 +216,7 @@ def test_a_streamer_that_generate_would_drop_is_refused(llama):
 def test_bad_input_is_refused_before_anything_is_timed(llama, monkeypatch):
     transformer, bank = llama
     refuse = lambda *_, **__: pytest.fail("timed before the input was checked")  # noqa: E731
-    monkeypatch.setattr(kept_costs, "measure_passes", refuse)
+    monkeypatch.setattr(pass_cost, "measure_passes", refuse)
     monkeypatch.setattr(prepared.Packed, "of", refuse)
     decoding = decoder(bank, transformer=transformer)
     with pytest.raises(BadSettings, match="beam"):

@@ -10,10 +10,9 @@ import torch
 
 from contract_bank import bank_of
 from families import build
-from layerleap.act.decode import draft_table, kept_costs, prepared
+from layerleap.act.decode import draft_table, pass_cost, prepared
 from layerleap.act.decode.decoder import decoder
-from layerleap.act.decode.kept_costs import cost_of_passes
-from layerleap.act.decode.pass_cost import PassCost
+from layerleap.act.decode.pass_cost import PassCost, cost_of_passes
 from layerleap.act.exits.rules import Fixed
 from layerleap.models.cursor import packed as packing, verify
 from layerleap.models.cursor.packed import Packed
@@ -51,11 +50,11 @@ def calls(empty_cache, monkeypatch):
 
         monkeypatch.setattr(owner, name, counting)
 
-    monkeypatch.setattr(kept_costs, "_KNOWN", {})
-    monkeypatch.setattr(kept_costs, "WORTH_A_FILE", 0.0)
+    monkeypatch.setattr(pass_cost, "_KNOWN", {})
+    monkeypatch.setattr(pass_cost, "WORTH_A_FILE", 0.0)
     monkeypatch.setattr(Packed, "_seconds", lambda self, n, *, plain=False: 2.0 if plain else 1.0)
     count(Packed, "_fastest")
-    count(kept_costs, "measure_passes", lambda *_, **__: MEASURED)
+    count(pass_cost, "measure_passes", lambda *_, **__: MEASURED)
     count(verify, "_find_axes")
     count(laws, "require")
     count(prepared, "keeps_bits")
@@ -150,7 +149,7 @@ def test_a_later_process_measures_nothing(calls, monkeypatch):
     transformer = fresh()
     assert cost_of_passes(transformer) == (MEASURED, "measured")
     assert cost_of_passes(transformer) == (MEASURED, "this process")
-    monkeypatch.setattr(kept_costs, "_KNOWN", {})
+    monkeypatch.setattr(pass_cost, "_KNOWN", {})
     assert cost_of_passes(fresh()) == (MEASURED, "cache")
     assert calls["measure_passes"] == 1
 
@@ -161,14 +160,14 @@ def other_threads(monkeypatch):
 
 
 def other_machine(monkeypatch):
-    known = kept_costs.machine()
-    monkeypatch.setattr(kept_costs, "machine", lambda: {**known, "processor": "another one"})
+    known = pass_cost.machine()
+    monkeypatch.setattr(pass_cost, "machine", lambda: {**known, "processor": "another one"})
     return fresh(), {}
 
 
 def other_torch(monkeypatch):
-    known = kept_costs.machine()
-    monkeypatch.setattr(kept_costs, "machine", lambda: {**known, "torch": "99.0"})
+    known = pass_cost.machine()
+    monkeypatch.setattr(pass_cost, "machine", lambda: {**known, "torch": "99.0"})
     return fresh(), {}
 
 
@@ -219,7 +218,7 @@ def test_a_damaged_or_foreign_file_is_ignored_and_written_anew(
     [file] = (empty_cache / "costs").iterdir()
     whole = file.read_text()
     file.write_text(damage(json.loads(whole)))
-    monkeypatch.setattr(kept_costs, "_KNOWN", {})
+    monkeypatch.setattr(pass_cost, "_KNOWN", {})
     assert cost_of_passes(transformer) == (MEASURED, "measured")
     assert file.read_text() == whole
 
@@ -242,7 +241,7 @@ ABSURD = {
 def test_absurd_costs_in_the_cache_never_change_the_text(calls, monkeypatch, cost, dtype):
     """They decide how many drafts are tried. Greedy and sampled texts stay those of `generate`."""
     transformer = fresh(dtype)
-    monkeypatch.setattr(kept_costs, "_recall", lambda _: cost)
+    monkeypatch.setattr(pass_cost, "_read", lambda *_: cost)
     monkeypatch.setattr(prepared, "SOON", 0)
     monkeypatch.setattr(prepared, "WORTH", 0)
     for options in ({}, {"do_sample": True, "temperature": 0.7}):

@@ -10,7 +10,7 @@ import layerleap as ll
 from contract_bank import bank_of
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.generate import Generation, Pieces
-from layerleap.act.exits.plan import ExitPlan
+from layerleap.act.exits.rules import ExitPlan
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotFetch
 from layerleap.maps import fit as fit_module
 from pages import HOSTILE, Page

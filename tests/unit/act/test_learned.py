@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from layerleap.act.exits.evidence import Evidence, split
-from layerleap.act.exits.families import family
 from layerleap.act.exits.learned import FEATURES, Learned, features
 from layerleap.act.exits.replay import replay
-from layerleap.act.exits.rules import TopProbability, rule_from_dict
+from layerleap.act.exits.rules import TopProbability, family, rule_from_dict
 from layerleap.act.exits.savings import saved_at
 from layerleap.errors import BadSettings, BadText, NotFinite
 from made_evidence import made, upto

@@ -7,10 +7,11 @@ import torch
 
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import curve, replay, sweep
 from layerleap.act.exits.rules import (
+    LAMBDAS,
+    MORE_LAMBDAS,
     Entropy,
     Fixed,
     Gap,
@@ -19,6 +20,7 @@ from layerleap.act.exits.rules import (
     Patience,
     Similarity,
     TopProbability,
+    family,
 )
 from layerleap.act.exits.savings import interpolated, saved_at
 from layerleap.errors import BadSettings

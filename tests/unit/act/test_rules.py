@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import family
 from layerleap.act.exits.rules import (
     Entropy,
     Fixed,
@@ -14,6 +13,7 @@ from layerleap.act.exits.rules import (
     Patience,
     Similarity,
     TopProbability,
+    family,
     rule_from_dict,
 )
 from layerleap.errors import BadSettings, NotFinite

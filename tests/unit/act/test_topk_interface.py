@@ -6,7 +6,7 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
-    GPTJConfig,
+    GPTJModel,
     LlamaPreTrainedModel,
     QuantizedCache,
 )
@@ -17,7 +17,7 @@ from families import build
 from layerleap.act.edits import Pages, TopKAttention
 from layerleap.act.topk.interface import HARMLESS, _without_interface, attention_function
 from layerleap.act.topk.pages import PagedKeys
-from layerleap.act.topk.settings import TopKSettings
+from layerleap.act.topk.topk_settings import TopKSettings
 from layerleap.errors import BadSettings, ModelRefused
 
 
@@ -139,7 +139,7 @@ def test_a_users_own_class_does_not_make_a_family_refused():
     own._can_set_attn_implementation = classmethod(lambda cls: False)
     _without_interface.cache_clear()
     assert _without_interface(own.config_class) is None
-    assert _without_interface(GPTJConfig) is not None
+    assert _without_interface(GPTJModel.config_class) is not None
 
 
 def test_a_bias_of_another_shape_is_refused_by_its_name():

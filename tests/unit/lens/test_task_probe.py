@@ -12,9 +12,8 @@ import torch
 from layerleap.act.exits.calibration import calibrate
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import family
 from layerleap.act.exits.replay import curve, replay, sweep
-from layerleap.act.exits.rules import Never, Task
+from layerleap.act.exits.rules import Never, Task, family
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, NotFinite, WrongModel
 from layerleap.lens.lens import Lens
 from layerleap.lens.probes.cells import CellSampling, cells_of, task_labels

@@ -235,22 +235,22 @@ def test_a_pass_that_is_full_already_gets_fewer_guesses():
 def test_passes_that_take_longer_than_thought_get_fewer_guesses():
     cost = PassCost((1, 32), (1.0, 1.1))
     drafter = Drafter(cost)
-    twin, other = drafter.twin(), drafter.twin()
-    for one in (drafter, twin, other):
+    first, other = drafter.for_batch(), drafter.for_batch()
+    for one in (drafter, first, other):
         one.begin([1, 2, 3, 4, 5, 6, 7, 1, 2])
-    before = twin.draw(2, room=20)
+    before = first.draw(2, room=20)
     assert len(before.tree) > 3
     for _ in range(20):
-        twin.record_time(len(before.tree), 8.0)
-        twin.record_time(2, 1.0)
-    assert len(other.draw(2, room=20).tree) < 3  # all twins know
+        first.record_time(len(before.tree), 8.0)
+        first.record_time(2, 1.0)
+    assert len(other.draw(2, room=20).tree) < 3  # all drafters of the batch know
     assert drafter.draw(2, room=20).tree == before.tree  # passes of one text are another matter
 
 
-def test_twins_share_what_they_learn_but_not_their_text():
+def test_drafters_of_a_batch_share_what_they_learn_but_not_their_text():
     drafter = Drafter(CHEAP)
     drafter.begin([1, 2, 3, 1, 2])
-    other = drafter.twin()
+    other = drafter.for_batch()
     other.begin([7, 8])
     assert drafter.lookup.ids != other.lookup.ids
     drawn = drafter.draw(2, room=3)

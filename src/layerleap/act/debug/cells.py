@@ -36,23 +36,6 @@ class Cell:
         return {**vars(self), "changed": self.change is not None}
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """The model's output at some positions: what readings are compared with."""
-
-    before: Reference
-    after: Reference  # the same object without edits
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, lens: Lens, last: Tensor, edited: Tensor | None) -> "Answers":
-        """From rows of h[n_layers]."""
-        before = Reference(lens.transformer.logits(last))
-        if edited is None or torch.equal(last, edited):
-            return cls(before, before)
-        return cls(before, Reference(lens.transformer.logits(edited)))
-
-
 class CellReader:
     """Reads cells through one lens, with `top` tokens each and one watched token."""
 
@@ -79,7 +62,6 @@ class CellReader:
 
         Args:
             places: layer and position of each row.
-            logits: (row, d_vocab).
             answer: the final answer of the same run, per position.
             finals: the token that the unedited model predicts, per position.
             before: logits of the recorded run at these rows, if `logits` are of an edited one.
@@ -92,25 +74,22 @@ class CellReader:
         log_norm = logits.logsumexp(-1)
         ids, probs = best.tolist(), (values - log_norm[:, None]).exp().tolist()
         final = self._followed(logits, log_norm, finals)
-        watched = None
-        if self.watch is not None:
-            watched = self._followed(logits, log_norm, torch.full_like(finals, self.watch))
-        more = {
+        followed = {
             index: self._followed(logits, log_norm, torch.full_like(finals, index))
-            for index in self.follow
+            for index in {*self.follow, *(() if self.watch is None else (self.watch,))}
         }
-        change = None if before is None else _kl(before, logits).tolist()
+        change = [None] * len(places) if before is None else _kl(before, logits).tolist()
         return [
             Cell(
                 *place,
                 tuple(zip(ids[row], probs[row], strict=True)),
                 final[row],
-                None if watched is None else watched[row],
+                None if self.watch is None else followed[self.watch][row],
                 agrees[row],
                 kl[row],
                 entropy[row],
-                {index: one[row] for index, one in more.items()},
-                None if change is None else change[row],
+                {index: followed[index][row] for index in self.follow},
+                change[row],
             )
             for row, place in enumerate(places)
         ]
@@ -119,10 +98,10 @@ class CellReader:
     def _followed(logits: Tensor, log_norm: Tensor, ids: Tensor) -> list[tuple[float, int]]:
         """Probability and rank of one token per row; equal logits are ordered by id."""
         ids = ids.to(logits.device)[:, None]
-        own = logits.gather(-1, ids)
+        chosen = logits.gather(-1, ids)
         lower = torch.arange(logits.shape[-1], device=logits.device) < ids
-        ranks = ((logits > own) | ((logits == own) & lower)).sum(-1)
-        return list(zip((own[:, 0] - log_norm).exp().tolist(), ranks.tolist(), strict=True))
+        ranks = ((logits > chosen) | ((logits == chosen) & lower)).sum(-1)
+        return list(zip((chosen[:, 0] - log_norm).exp().tolist(), ranks.tolist(), strict=True))
 
 
 def _kl(before: Tensor, after: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from layerleap.progress import Progress
 NO_INDEX = "there is no concept index of this model; build it with: layerleap index MODEL"
 MEMBERS = 50  # of a cluster that are shown
 FEW = 5  # tokens that stand for a vector
-# Pairs are sought among the tokens with the lowest ids, which are frequent ones in most
+# Pairs are searched for among the tokens with the lowest ids, which are frequent ones in most
 # vocabularies: all 49,152 tokens of SmolLM2 would keep the page waiting for half a minute.
 PAIR_TOKENS = 8192
 Json = dict[str, Any]
@@ -49,6 +49,7 @@ class Concepts:
     @cached_property
     def blocks(self) -> list[Json]:
         """Per block: how many neurons it has, or why they are not known; and its style."""
+        ffns = feed_forwards(self.transformer)
         return [
             {
                 "block": block,
@@ -56,12 +57,8 @@ class Concepts:
                 "reason": ffn if isinstance(ffn, str) else None,
                 "style": None if isinstance(anatomy, str) else anatomy.style,
             }
-            for (block, ffn), anatomy in zip(
-                feed_forwards(self.transformer).items(), self.transformer.anatomy, strict=True
-            )
+            for (block, ffn), anatomy in zip(ffns.items(), self.transformer.anatomy, strict=True)
         ]
-
-    # The weights
 
     def vector(self, block: int, neuron: int) -> Json:
         """Both token ends of a value vector, from the index or computed now."""
@@ -93,14 +90,9 @@ class Concepts:
 
     def pairs(self, block: int, head: int, *, form: Form, offset: int, top: int) -> Json:
         """The strongest token pairs of a head, among the first tokens of the vocabulary."""
-        pairs = self._weights.pairs(
-            f"L{block}.H{head}",
-            form=form,
-            offset=offset,
-            top=top,
-            progress=False,
-            tokens=range(min(self.transformer.d_vocab, PAIR_TOKENS)),
-        )
+        tokens = range(min(self.transformer.d_vocab, PAIR_TOKENS))
+        options: Any = {"form": form, "offset": offset, "top": top, "tokens": tokens}
+        pairs = self._weights.pairs(f"L{block}.H{head}", progress=False, **options)
         rows = pairs.to_dict()
         some = f"the {pairs.n_tokens:,} lowest ids; " if pairs.restricted else ""
         legend = some + pairs.legend()
@@ -110,23 +102,18 @@ class Concepts:
     def _weights(self) -> Weights:
         return weights(self.transformer)
 
-    # The index
-
     def index_state(self) -> Json:
         """Whether there is an index, which may have been built since; if not, why not."""
         if self.index is None and self._find_index is not None:
             self.index = self._find_index()
-        known = self.index is not None
+        is_ready = self.index is not None
+        has_neurons = any(block["n_neurons"] for block in self.blocks)
         return {
-            "ready": known,
-            "reason": None if known else self._no_index,
-            "vectors": self.index.n_vectors if known else None,
-            "buildable": self._find_index is not None and self._has_neurons,
+            "ready": is_ready,
+            "reason": None if is_ready else self._no_index,
+            "vectors": self.index.n_vectors if is_ready else None,
+            "buildable": self._find_index is not None and has_neurons,
         }
-
-    @cached_property
-    def _has_neurons(self) -> bool:
-        return any(block["n_neurons"] for block in self.blocks)
 
     def search(self, query: str, *, top: int, side: str, space: str) -> Json:
         """Vectors that match words, as `results`, and `notes` on words that are no tokens."""
@@ -135,13 +122,12 @@ class Concepts:
 
     def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
         """Vectors that point the same way."""
-        near = self._need_index().neighbours(block, neuron, top=top)
-        return [neighbour.to_dict() for neighbour in near]
+        return [one.to_dict() for one in self._need_index().neighbours(block, neuron, top=top)]
 
     def clusters(self, *, top: int, query: str | None) -> list[Json]:
         """Groups of vectors, with the tokens that name them."""
-        groups = self._need_index().clusters(top=top, query=query)
-        return [_cluster(group.to_dict()) for group in groups]
+        clusters = self._need_index().clusters(top=top, query=query)
+        return [_cluster(cluster.to_dict()) for cluster in clusters]
 
     def cluster(self, number: int) -> Json:
         """One group, with those of its members that are nearest to its middle."""

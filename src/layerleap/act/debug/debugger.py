@@ -1,4 +1,4 @@
-"""Debugger: answers questions about a model and a prompt; what the routes of the page call.
+"""Debugger: readings of a model and a prompt, for the routes of the page.
 
 In: a wrapped model, and optionally a bank and a concept index. Out: plain JSON types, and token
 labels. Threads may share one debugger: whatever hooks the model takes its lock.
@@ -11,9 +11,7 @@ from typing import Any
 
 from layerleap.act.debug.cells import CellReader
 from layerleap.act.debug.concepts import Concepts, Json
-from layerleap.act.debug.rerun import Rerun, rerun
-from layerleap.act.debug.stop import EXIT
-from layerleap.act.debug.trace import Frame, Prompt, Trace
+from layerleap.act.debug.trace import EXIT, Frame, Prompt, Rerun, Trace, rerun
 from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import Edits, as_edits, describe
 from layerleap.errors import BadSettings
@@ -57,11 +55,11 @@ CLASS_EXAMPLES = (
 
 
 class Stopped(Exception):
-    """The answer is no longer wanted."""
+    """The client no longer waits for the answer."""
 
 
 class Debugger(Concepts):
-    """A model, and what can be asked about its prompts, on top of what its weights say."""
+    """Readings of prompts, in addition to those of the weights."""
 
     def __init__(
         self,
@@ -88,8 +86,8 @@ class Debugger(Concepts):
         super().__init__(transformer, index, no_index=no_index, find_index=find_index)
         self.bank_name = bank_name
         self.plain = Lens(transformer)
-        own = [self.plain] if bank is None else [self.plain, Lens(transformer, bank)]
-        self.lenses = {lens.name: lens for lens in own}
+        lenses = [self.plain] if bank is None else [self.plain, Lens(transformer, bank)]
+        self.lenses = {lens.name: lens for lens in lenses}
         self._lock = hooks_of(transformer.model).lock
         self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
         self._recorded_with: tuple[Foreign, ...] = ()  # the code of others on the model
@@ -106,8 +104,6 @@ class Debugger(Concepts):
             lens.check_model()
         if self.index is not None:
             self.index.check_model()
-
-    # What the model is
 
     def describe(self) -> Json:
         """The model, its blocks, lenses and index, and example prompts; never waits for it."""
@@ -150,8 +146,6 @@ class Debugger(Concepts):
             {"title": title, "text": text.format(mask=mask), "watch": None} for title, text in texts
         ]
 
-    # Tokens
-
     def encode(self, text: Text) -> list[int]:
         """Token ids of a text; raises if the model cannot read it."""
         return self.plain.encode(text)
@@ -173,8 +167,6 @@ class Debugger(Concepts):
                 matches.append(ids[0])
         return [output_label(transformer, index) for index in matches]
 
-    # Readings
-
     def trace(
         self,
         text: Text,
@@ -192,10 +184,9 @@ class Debugger(Concepts):
         Every cell has the probability and rank of the `watch` token and of those to `follow`.
         """
         self.refresh()
-        followed = tuple(self._checked_output(index) or 0 for index in dict.fromkeys(follow))
-        reader = CellReader(
-            self._lens(lens), self._checked_top(top), self._checked_output(watch), followed
-        )
+        followed = tuple(dict.fromkeys(follow))
+        self._check(top, watch, *followed)
+        reader = CellReader(self._lens(lens), top, watch, followed)
         parsed = self._edits(edits)
         prompt = self._prompt(self.encode(text))
         place = self.plain.positions(list(prompt.ids))[-1] if selected is None else selected
@@ -228,10 +219,8 @@ class Debugger(Concepts):
         neurons = Neurons(self.transformer, self._lens(lens).bank)
         check_block(self.transformer, block)
         prompt = self._prompt(ids)
-        options: Json = {
-            "top": self._checked_top(top),
-            "watch": self._checked_output(watch),
-        }
+        self._check(top, watch)
+        options: Json = {"top": top, "watch": watch}
         with unedited(self.transformer.model):
             reading = neurons.recorded(prompt.recording, block, position, **options)
         answer = {
@@ -254,8 +243,6 @@ class Debugger(Concepts):
             update["range"] = self.range(reading.block, update["neuron"])
         return answer
 
-    # Text
-
     def generate(
         self,
         text: Text,
@@ -267,8 +254,8 @@ class Debugger(Concepts):
     ) -> Json:
         """Continue a prompt greedily with the edits in force.
 
-        `on_token` gets each new token and the text that it adds. Raises `Stopped` if the answer is
-        no longer wanted.
+        `on_token` gets each new token and the text that it adds. Raises `Stopped` once
+        `should_stop` returns True.
         """
         ids, parsed = self.encode(text), self._edits(edits)
 
@@ -277,21 +264,10 @@ class Debugger(Concepts):
                 raise Stopped
             on_token(output_label(self.transformer, token), piece)
 
-        result = generate(
-            self.transformer,
-            ids,
-            edits=parsed,
-            decoder="transformers",
-            on_id=report,
-            max_new_tokens=max_new_tokens,
-        )
-        return {
-            "ids": result.ids,
-            "text": result.continuation,
-            "edits": [describe(edit) for edit in parsed],
-        }
-
-    # Checks and caches
+        how: Any = {"decoder": "transformers", "max_new_tokens": max_new_tokens}
+        result = generate(self.transformer, ids, edits=parsed, on_id=report, **how)
+        edited = [describe(edit) for edit in parsed]
+        return {"ids": result.ids, "text": result.continuation, "edits": edited}
 
     def check_edits(self, edits: Edits) -> None:
         """Raise an error if an edit cannot be read or does not fit the model."""
@@ -307,17 +283,14 @@ class Debugger(Concepts):
             list(edit.changes(self.transformer))  # raises if it does not fit the model
         return parsed
 
-    def _checked_output(self, index: int | None) -> int | None:
-        if index is not None and not 0 <= index < self.transformer.d_vocab:
-            raise BadSettings(
-                f"output {index} does not exist; expected 0 to {self.transformer.d_vocab - 1}"
-            )
-        return index
-
-    def _checked_top(self, top: int) -> int:
+    def _check(self, top: int, *outputs: int | None) -> None:
+        for index in outputs:
+            if index is not None and not 0 <= index < self.transformer.d_vocab:
+                raise BadSettings(
+                    f"output {index} does not exist; expected 0 to {self.transformer.d_vocab - 1}"
+                )
         if top < 1:
             raise BadSettings(f"top is {top}; expected at least 1")
-        return top
 
     def _prompt(self, ids: Sequence[int]) -> Prompt:
         key, model = tuple(ids), self.transformer.model
@@ -332,17 +305,14 @@ class Debugger(Concepts):
                 positions = self.plain.positions(list(key)) if is_pooled else range(len(key))
                 self._prompts[key] = Prompt(key, tuple(positions), recording)
             self._prompts.move_to_end(key)
-            self._forget()
-            return self._prompts[key]
+            prompts = self._prompts  # those not requested for longest are dropped
+            while len(prompts) > 1 and sum(map(_n_bytes, prompts.values())) > KEPT_BYTES:
+                prompts.popitem(last=False)
+            return prompts[key]
 
     def _rerun(self, prompt: Prompt, edits: tuple[Edit, ...]) -> Rerun:
         with self._lock:
             return rerun(prompt.recording, edits)
-
-    def _forget(self) -> None:
-        """Drop the prompts that were not asked about for longest."""
-        while len(self._prompts) > 1 and sum(map(_n_bytes, self._prompts.values())) > KEPT_BYTES:
-            self._prompts.popitem(last=False)
 
 
 def _n_bytes(prompt: Prompt) -> int:

@@ -54,11 +54,8 @@ class Effect(Result):
         """By position, the model's top token before and after."""
         last = self.transformer.n_layers
         return {
-            position: (
-                self._top(self.cells[last, position]),
-                self._top(self._after(last, position)),
-            )
-            for position in self.positions
+            place: (self._top(self.cells[last, place]), self._top(self._after(last, place)))
+            for place in self.positions
         }
 
     def _after(self, layer: int, position: int) -> dict[str, Any]:
@@ -151,7 +148,7 @@ def effect(
     """
     if not edits:
         raise BadSettings("no edits given; expected at least one")
-    own = as_edits(edits)
+    parsed = as_edits(edits)
     debugger = Debugger(transformer, bank=find_bank(transformer, bank, other_model=other_model))
     lens = list(debugger.lenses)[-1]
     sides: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"before": {}, "after": {}}
@@ -159,7 +156,7 @@ def effect(
     positions: list[int] = []
     unused: list[str] = []
     notes = debugger.lenses[lens].caveats()
-    for frame in debugger.trace(text, lens=lens, edits=own, top=1):
+    for frame in debugger.trace(text, lens=lens, edits=parsed, top=1):
         if frame["frame"] == "meta":
             unused = [edit["sentence"] for edit in frame["edits"] if not edit["applied"]]
             remarks = ((edit["spec"], edit["remark"]) for edit in frame["edits"])
@@ -168,6 +165,6 @@ def effect(
             positions = frame["positions"]
         elif frame["frame"] == "cells":
             sides[frame["side"]] |= {(c["layer"], c["position"]): c for c in frame["cells"]}
-    sentences = [str(describe(edit)["sentence"]) for edit in own]
+    sentences = [str(describe(edit)["sentence"]) for edit in parsed]
     before, after = sides["before"], sides["after"]
     return Effect(transformer, tokens, positions, sentences, before, after, unused, notes)

@@ -8,6 +8,7 @@ is possible.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -55,8 +56,8 @@ class IndexCost:
         """Seconds of work behind a report of progress; None if the phase is not one of these."""
         if phase not in self.seconds:
             return None
-        order = list(self.seconds)
-        before = sum(self.seconds[each] for each in order[: order.index(phase)])
+        earlier = takewhile(lambda name: name != phase, self.seconds)
+        before = sum(self.seconds[name] for name in earlier)
         return before + self.seconds[phase] * min(1.0, done / max(1, total or 1))
 
     def __str__(self) -> str:
@@ -78,17 +79,14 @@ def index_cost(transformer: Transformer, settings: IndexSettings | None = None) 
     """
     settings = settings or IndexSettings()
     target = default_path(transformer, settings)
-    kept = finished_steps(target, settings.to_dict(transformer))
+    finished = finished_steps(target, settings.to_dict(transformer))
     ffns = [ffn for ffn in feed_forwards(transformer).values() if isinstance(ffn, FeedForward)]
     if not ffns:
         raise ModelRefused(f"{transformer.identity.name} has no neurons to index")
     seconds = _seconds(transformer, settings, ffns)
-    left = sum(
-        amount * (1 - sum(step.startswith("block") for step in kept) / transformer.n_layers)
-        if phase == "reading neurons"
-        else amount * (STEPS[phase] not in kept)
-        for phase, amount in seconds.items()
-    )
+    left = sum(amount * (STEPS[phase] not in finished) for phase, amount in seconds.items())
+    n_blocks = sum(step.startswith("block") for step in finished)
+    left -= seconds["reading neurons"] * n_blocks / transformer.n_layers
     n_tokens = len(unembedding(transformer))
     per_vector = VECTOR_BYTES + 2 * min(settings.top, n_tokens) * ENTRY_BYTES
     n_bytes = sum(ffn.n_neurons for ffn in ffns) * per_vector + n_tokens * TOKEN_BYTES

@@ -5,7 +5,7 @@ In: a recorded prompt, a lens, edits. Out: frames, in the order in which a page 
     meta         the tokens, the positions that are read, the edits in force
     cells        the selected position at all layers, then every fourth layer, then the rest
     saturation   per position, the layer from which the top token is the final one, and where early
-                 exit would stop, with the token that it would give there; see `act.debug.stop`
+                 exit would stop, with the token that it would give there
     done         how long it took
 
 With edits, "after" cells are sent at the positions whose final state changed. In those with
@@ -13,25 +13,56 @@ With edits, "after" cells are sent at the positions whose final state changed. I
 final answer, is another one. Everywhere else nothing changed.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from layerleap.act.debug.cells import Answers, Cell, CellReader
-from layerleap.act.debug.rerun import Rerun
-from layerleap.act.debug.stop import first_stop
+from layerleap.act.debug.cells import Cell, CellReader
 from layerleap.act.edits.spec import describe
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.rules import TopProbability
 from layerleap.lens.lens import Lens
+from layerleap.lens.metrics import Reference
 from layerleap.lens.vocabulary.tokens import output_label, token_label
 from layerleap.memory import rows_at_once
+from layerleap.models.hooks.edit import Edit, EditReport
 from layerleap.models.hooks.recording import Recording
 
 Side = Literal["before", "after"]
 Frame = dict[str, Any]
 STEP = 4  # layers of the coarse grid
+EXIT = TopProbability(0.9)  # the rule that is shown as an example of early exit
+
+
+@dataclass(frozen=True, eq=False)
+class Rerun:
+    """A recorded pass run again with edits; below the lowest edited block nothing changes."""
+
+    lowest: int  # the lowest edited block
+    states: dict[int, Tensor]  # by layer, from `lowest` on: (batch, pos, d_model)
+    changed: Tensor  # (n_layers + 1, pos): True where a state is not the recorded one, bit for bit
+    report: EditReport
+
+
+@torch.no_grad()
+def rerun(recording: Recording, edits: Sequence[Edit]) -> Rerun:
+    """Run the blocks from the lowest edited one on, with the edits in force."""
+    transformer = recording.transformer
+    lowest = min(change.block for edit in edits for change in edit.changes(transformer))
+    h = recording.states[lowest - 1]
+    states: dict[int, Tensor] = {}
+    with transformer.edit(*edits) as report:
+        for layer in range(lowest, transformer.n_layers + 1):
+            h = states[layer] = recording.run(h, layer - 1, layer)
+    changed = torch.zeros(transformer.n_layers + 1, h.shape[1], dtype=torch.bool)
+    for layer, state in states.items():
+        changed[layer] = (state != recording.states[layer]).any(-1).any(0).cpu()
+    return Rerun(lowest, states, changed, report)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +72,6 @@ class Prompt:
     ids: tuple[int, ...]
     positions: tuple[int, ...]
     recording: Recording
-
-    def state(self, layer: int, position: int, rerun: Rerun | None = None) -> Tensor:
-        """One row of h[layer], of the edited run if there is one."""
-        states = self.recording.states if rerun is None else rerun.states
-        return states[layer][0, position]
 
 
 @dataclass(eq=False)
@@ -58,7 +84,7 @@ class Trace:
     rerun: Rerun | None = None
     should_stop: Callable[[], bool] = lambda: False
     _named: set[int] = field(default_factory=set)
-    _read: dict[tuple[Side, int], dict[int, Cell]] = field(default_factory=dict)
+    _cells: dict[tuple[Side, int], dict[int, Cell]] = field(default_factory=dict)
     _started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -96,75 +122,67 @@ class Trace:
             "layers": list(range(self.n_layers + 1)),
             "selected": self.selected,
             "lens": self.lens.name,
-            "edits": self._edits(),
+            "edits": [
+                {**describe(entry.edit), "applied": bool(entry.passes), "remark": entry.remark}
+                for entry in (() if self.rerun is None else self.rerun.report)
+            ],
             "lowest": None if self.rerun is None else self.rerun.lowest,
         }
-
-    def _edits(self) -> list[dict[str, Any]]:
-        if self.rerun is None:
-            return []
-        return [
-            {
-                **describe(applied.edit),
-                "applied": bool(applied.passes),
-                "remark": applied.remark,
-            }
-            for applied in self.rerun.report
-        ]
 
     def _group(self, positions: Sequence[int], batches: Sequence[Sequence[int]]) -> Iterator[Frame]:
         """The cells of some positions, one frame per batch of layers, and their saturation."""
         if self.should_stop():
             return
-        last = self._rows(self.n_layers, positions)
-        edited = None if self.rerun is None else self._rows(self.n_layers, positions, self.rerun)
-        answers = Answers.of(self.lens, last, edited)
+        before = after = self._answers(self._rows(self.n_layers, positions))
+        if self.rerun is not None and self.rerun.changed[self.n_layers, list(positions)].any():
+            after = self._answers(self._rows(self.n_layers, positions, self.rerun))
         for layers in batches:
             if self.should_stop():
                 return
-            yield from self._cells(layers, positions, answers)
-        for place, position in enumerate(positions):
-            yield self._saturation(
-                position, int(answers.before.top[place]), int(answers.after.top[place])
-            )
+            yield from self._read(layers, positions, before, after)
+        tops = zip(positions, before.top.tolist(), after.top.tolist(), strict=True)
+        yield from (self._saturation(*answers) for answers in tops)
+
+    @torch.no_grad()
+    def _answers(self, h: Tensor) -> Reference:
+        """The model's output after rows of h[n_layers], which readings are compared with."""
+        return Reference(self.lens.transformer.logits(h))
 
     def _rows(self, layer: int, positions: Sequence[int], rerun: Rerun | None = None) -> Tensor:
         states = self.prompt.recording.states if rerun is None else rerun.states
         return states[layer][0, list(positions)]
 
-    def _cells(
-        self, layers: Sequence[int], positions: Sequence[int], answers: Answers
+    def _read(
+        self, layers: Sequence[int], positions: Sequence[int], before: Reference, after: Reference
     ) -> Iterator[Frame]:
-        finals = answers.before.top
+        """Cells at some layers and positions; `before` and `after` are the final answers."""
         places = [(layer, position) for layer in layers for position in positions]
-        read = self.reader.logits([(layer, self._rows(layer, positions)) for layer in layers])
-        yield self._frame("before", self.reader.cells(places, read, answers.before, finals))
+        logits = self.reader.logits([(layer, self._rows(layer, positions)) for layer in layers])
+        yield self._frame("before", self.reader.cells(places, logits, before, before.top))
         if self.rerun is None:
             return
         changed = self.rerun.changed[:, list(positions)]
         if not changed[self.n_layers].any() and not changed[list(layers)].any():
             return
-        after, moved = read.clone(), [layer for layer in layers if changed[layer].any()]
+        edited, moved = logits.clone(), [layer for layer in layers if changed[layer].any()]
         if moved:
             rows = [layer in moved for layer, _ in places]
-            after[rows] = self.reader.logits(
+            edited[rows] = self.reader.logits(
                 [(layer, self._rows(layer, positions, self.rerun)) for layer in moved]
             )
-        own = self.reader.cells(places, after, answers.after, finals, before=read)
+        cells = self.reader.cells(places, edited, after, before.top, before=logits)
         is_new = changed[list(layers)].flatten()
         is_other = changed[self.n_layers].repeat(len(layers))  # compared with another answer
-        yield self._frame(
-            "after",
-            [
-                cell if new else replace(cell, change=None)
-                for cell, new, other in zip(own, is_new, is_other, strict=True)
-                if new or other
-            ],
-        )
+        sent = [
+            cell if new else replace(cell, change=None)
+            for cell, new, other in zip(cells, is_new, is_other, strict=True)
+            if new or other
+        ]
+        yield self._frame("after", sent)
 
     def _frame(self, side: Side, cells: Sequence[Cell]) -> Frame:
         for cell in cells:
-            self._read.setdefault((side, cell.position), {})[cell.layer] = cell
+            self._cells.setdefault((side, cell.position), {})[cell.layer] = cell
         ids = {index for cell in cells for index, _ in cell.top} - self._named
         self._named |= ids
         names = {index: output_label(self.lens.transformer, index).to_dict() for index in ids}
@@ -173,26 +191,43 @@ class Trace:
 
     def _saturation(self, position: int, before: int, after: int) -> Frame:
         """From which layer on the top token is the final one, before and after the edits."""
-        cells = self._read["before", position]
-        own = {**cells, **self._read.get(("after", position), {})}
+        cells = self._cells["before", position]
+        edited = {**cells, **self._cells.get(("after", position), {})}
         is_edited = self.rerun is not None
         return {
             "frame": "saturation",
             "position": position,
-            "before": self._settled(cells, before),
-            "after": self._settled(own, after) if is_edited else None,
+            "before": self._saturated(cells, before),
+            "after": self._saturated(edited, after) if is_edited else None,
             "exits": {
-                "before": self._stop(cells, before),
-                "after": self._stop(own, after) if is_edited else None,
+                "before": self._exit(cells, before),
+                "after": self._exit(edited, after) if is_edited else None,
             },
         }
 
-    def _settled(self, cells: dict[int, Cell], final: int) -> int:
+    def _saturated(self, cells: dict[int, Cell], final: int) -> int:
         layer = self.n_layers
         while layer > 0 and cells[layer - 1].top[0][0] == final:
             layer -= 1
         return layer
 
-    def _stop(self, cells: dict[int, Cell], answer: int) -> dict[str, Any] | None:
-        stop = first_stop(cells, self.n_layers, answer)
-        return None if stop is None else stop.to_dict(self.lens.transformer)
+    def _exit(self, cells: dict[int, Cell], answer: int) -> dict[str, Any] | None:
+        """Where `EXIT` stops below the last layer, and whether it gives the model's answer there.
+
+        A rule looks at one layer only, so it can be sure of a token that later layers replace: then
+        the exit is a warning and not an offer.
+        """
+        layers = range(self.n_layers)
+        if not all(math.isfinite(cells[layer].entropy) for layer in layers):
+            return None
+        rows = [(*cells[layer].top[0], cells[layer].entropy) for layer in layers]
+        top, prob, entropy = torch.tensor(rows).T[:, None]
+        unknown, row = torch.full_like(prob, torch.nan), torch.zeros(1, dtype=torch.long)
+        evidence = Evidence(top.long(), prob, unknown, entropy, unknown, row, row, tuple(layers))
+        stops = EXIT.stops(evidence)[0].nonzero()[:, 0]
+        if not len(stops):
+            return None
+        layer = int(stops[0])
+        token, transformer = cells[layer].top[0][0], self.lens.transformer
+        labels = [output_label(transformer, index).to_dict() for index in (token, answer)]
+        return {"layer": layer, "agrees": token == answer, "top": labels[0], "answer": labels[1]}

@@ -9,6 +9,7 @@ which supports generation config, processors, criteria, streamers, masks and see
 """
 
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -20,11 +21,10 @@ from transformers import Cache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaList
 
 from layerleap.act.decode import request
-from layerleap.act.decode.decoding_stats import DecodingStats, Preparation
+from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.draft_tree import MOST
-from layerleap.act.decode.early import LiveChecks, decode_early, full_choices
+from layerleap.act.decode.early import decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost
-from layerleap.act.decode.plain_loop import decode_plainly, plain_stats, warn_of_hooks
 from layerleap.act.decode.prepared import Prepared
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.speculative import (
@@ -34,10 +34,9 @@ from layerleap.act.decode.speculative import (
     speculate_batch,
     speculate_early,
 )
-from layerleap.act.exits.plan import ExitPlan
-from layerleap.act.exits.rules import Rule
+from layerleap.act.exits.rules import ExitPlan, Rule
 from layerleap.act.spelling import Policy
-from layerleap.errors import BadSettings, BadText, check_choice
+from layerleap.errors import BadSettings, BadText, HookedModelWarning, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
@@ -143,9 +142,16 @@ class Decoder:
         self._transformer = transformer
         self._stops: Sequence[Any] = ()
         if stop_strings is not None:
-            own = getattr(transformer, "tokenizer", None) if tokenizer is None else tokenizer
-            self._stops = request.stop_criteria(own, stop_strings)
+            if tokenizer is None:
+                tokenizer = getattr(transformer, "tokenizer", None)
+            self._stops = request.stop_criteria(tokenizer, stop_strings)
         self._check_settings()
+        self._check_rule()
+
+    @property
+    def verifies_drafts(self) -> bool:
+        """True if drafts come from the table or the text, and one pass verifies several."""
+        return self.rule is None and "early" not in self.drafts
 
     def _check_settings(self) -> None:
         if self.bank is not None and not isinstance(self.bank, ShortcutBank):
@@ -167,25 +173,25 @@ class Decoder:
             )
         if self.max_nodes < 1:
             raise BadSettings(f"max_nodes {self.max_nodes} is too small; expected at least 1")
-        self._check_rule()
 
     def _check_rule(self) -> None:
-        if self.rule is not None and not hasattr(self.rule, "stops"):
-            raise BadSettings(
-                f"the rule has type {type(self.rule).__name__}; expected an exit rule, such as "
-                "ll.exits.Similarity(0.98)"
-            )
         check_choice(self.head, Head, "head")
         if self.head == "shortlist" and (self.shortlist_ids is None or self.rule is None):
             raise BadSettings(
                 "head 'shortlist' reads tokens that exit early; pass a rule and a shortlist too"
             )
-        if self.rule is not None and self.rule.name == "oracle":
+        if self.rule is None:
+            return
+        if not hasattr(self.rule, "stops"):
+            raise BadSettings(
+                f"the rule has type {type(self.rule).__name__}; expected an exit rule, such as "
+                "ll.exits.Similarity(0.98)"
+            )
+        if self.rule.name == "oracle":
             raise BadSettings(
                 "the oracle has to know the answer, so it cannot run live; replay it instead"
             )
-        is_task = self.rule is not None and self.rule.name == "task"
-        if is_task and not getattr(self.rule, "live_extra", None):
+        if self.rule.name == "task" and not getattr(self.rule, "live_extra", None):
             raise BadSettings("rule 'task' needs its probe to run live; get it from TaskProbe.rule")
 
     def __call__(
@@ -231,19 +237,23 @@ class Decoder:
         returns_dict = bool(config.return_dict_in_generate)
         choosers = [
             TokenChooser(
-                # Copies: some have a memory, and each text is decoded as if it were alone.
                 ids,
-                skip=skip,
-                processor=deepcopy(logits_processor),
-                criteria=stopping_criteria if len(skips) == 1 else deepcopy(stopping_criteria),
-                sample=config.do_sample,
-                streamer=stream_to,
-                keep_scores=returns_dict and config.output_scores,
-                keep_logits=returns_dict and config.output_logits,
+                # Copies: some have a memory, and each text is decoded as if it were alone.
+                deepcopy(logits_processor),
+                stopping_criteria if len(skips) == 1 else deepcopy(stopping_criteria),
+                skip,
+                config.do_sample,
+                stream_to,
+                [] if returns_dict and config.output_scores else None,
+                [] if returns_dict and config.output_logits else None,
             )
             for ids, skip in zip(input_ids.split(1), skips, strict=True)
         ]
-        made = self._equip_for(ready, choosers, config.max_length) if len(choosers) > 1 else None
+        preparation = None
+        if len(choosers) > 1:  # how texts are decoded together depends on it
+            all_stats = [self._new_stats(ready, one, config.max_length) for one in choosers]
+            if ready.is_due(0, sum(stats.max_tokens for stats in all_stats), soon=0):
+                preparation = ready.equip()
         most = self.max_nodes if self._can_share_passes(ready, cache) else 1
         first = 0  # number of the group's first text in the batch, by which edits know it
         for group in groups(choosers, config.max_length, most=most):
@@ -254,7 +264,7 @@ class Decoder:
                     ready, group[0], config.max_length, cache, logits_processor, first
                 )
             first += len(group)
-        self.stats[0].preparation = made or self.stats[0].preparation
+        self.stats[0].preparation = preparation or self.stats[0].preparation
         if stream_to is not None:
             stream_to.end()
         return request.result(input_ids, choosers, cursor, config, cache)
@@ -262,15 +272,35 @@ class Decoder:
     def _leave_to_transformers(
         self, model: PreTrainedModel, input_ids: Tensor, hooked: Sequence[Foreign], **prepared: Any
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Decode with transformers' own loop, which runs hooks of others as they are meant."""
+        """Decode with transformers' own loop, which runs hooks of others as they are meant.
+
+        A hook may look at positions, at shapes or at what it saw before. In passes over several
+        tokens, or over a few layers, it would not do what it does in `generate`.
+        """
+        texts, reason = len(input_ids), in_words(hooked)
         if not self._has_warned:
-            warn_of_hooks(hooked)
             self._has_warned = True
+            warnings.warn(
+                f"the model has {reason}, which only passes over one token at a time run as "
+                "`generate` does; so transformers' own loop decodes, without drafts or early "
+                "exits. To decode at full speed, remove it, or make the same change with "
+                "`ll.edits`",
+                HookedModelWarning,
+                stacklevel=2,
+            )
         n_layers = int(model.config.get_text_config().num_hidden_layers)
         n_new = prepared["generation_config"].max_length - input_ids.shape[1]
-        self.stats = plain_stats(n_layers, n_new, len(input_ids), in_words(hooked))
+        self.stats = [
+            DecodingStats(n_layers, "exact", n_new, texts_per_pass=texts, fallback=reason)
+            for _ in range(texts)
+        ]
         self.current = self.stats[-1]
-        return decode_plainly(model, input_ids, self.stats, **prepared)
+        recorder = _Recorder(prepared.pop("stopping_criteria"))
+        recorder.unfinished = dict(enumerate(self.stats))
+        written: Tensor | GenerateDecoderOnlyOutput = type(model)._sample(
+            model, input_ids, stopping_criteria=recorder, **prepared
+        )
+        return written
 
     def _prepare(self, model: PreTrainedModel) -> Prepared:
         if self._prepared is None or self._prepared.is_outdated(model):
@@ -289,18 +319,10 @@ class Decoder:
         policy = None if self.rule is None else self.policy
         return DecodingStats(transformer.n_layers, ready.exactness, room, policy)
 
-    def _equip_for(
-        self, ready: Prepared, choosers: Sequence[TokenChooser], max_length: int
-    ) -> Preparation | None:
-        """Prepare for a batch, if it is worth it: how texts are decoded together depends on it."""
-        room = sum(self._new_stats(ready, one, max_length).max_tokens for one in choosers)
-        return ready.equip() if ready.is_due(0, room, soon=0) else None
-
     def _can_share_passes(self, ready: Prepared, cache: Cache | None) -> bool:
         """True if texts can share passes: exact decoding of new texts only."""
         has_begun = cache is not None and bool(cache.get_seq_length())
-        is_other = self.rule is not None or "early" in self.drafts
-        if has_begun or is_other or ready.is_one_by_one:
+        if has_begun or not self.verifies_drafts or ready.is_one_by_one:
             return False
         return ready.axes.batches and not request.depends_on_place(ready.transformer.model.config)
 
@@ -310,7 +332,7 @@ class Decoder:
         """Generate several texts in shared passes; their prompts are read one by one."""
         stats = [self._new_stats(ready, chooser, max_length) for chooser in choosers]
         ready.tune()
-        drafters = [ready.drafter.twin() for _ in choosers]
+        drafters = [ready.drafter.for_batch() for _ in choosers]
         batch = BatchCursor(
             ready.transformer, ready.axes, packed=ready.packed, rowwise=ready.keeps_bits
         )
@@ -320,8 +342,8 @@ class Decoder:
                     begin(cursor, chooser, drafter, stats[n])
                 if not chooser.is_finished:
                     batch.join(n, cursor)
-            for own in stats:
-                own.start_sharing(len(choosers))
+            for text_stats in stats:
+                text_stats.start_sharing(len(choosers))
             with batch:
                 speculate_batch(batch, choosers, drafters, stats, ready.tie_steps)
         self.stats += stats
@@ -340,12 +362,18 @@ class Decoder:
         n_prompt = len(chooser.text)
         self.current = stats = self._new_stats(ready, chooser, max_length)
         cursor = ready.cursor(number, n_prompt)
-        if cache is not None and (held := cache.get_seq_length()):
-            cursor.take(chooser.text[:held], cache)
-            if held >= n_prompt:
+        if cache is not None and (n_cached := cache.get_seq_length()):
+            cursor.take(chooser.text[:n_cached], cache)
+            if n_cached >= n_prompt:
                 cursor.cut(n_prompt - 1)  # the last token runs again: its logits are needed
         with cursor, torch.inference_mode():  # a tenth faster than no_grad
-            self._decode(ready, cursor, chooser, stats)
+            ready.tune()
+            begin(cursor, chooser, ready.drafter, stats)
+            self._continue(ready, cursor, chooser, stats)
+            if not chooser.is_finished:
+                stats.record_preparation(ready.equip(stats.tokens), ready.exactness)
+                cursor.use(ready.packed, rowwise=ready.keeps_bits)
+                self._continue(ready, cursor, chooser, stats)
         if self.compare and self.rule is not None and not chooser.sample:
             full = full_choices(cursor, chooser, deepcopy(processor))
             stats.record_comparison(chooser.chosen, full)
@@ -353,56 +381,47 @@ class Decoder:
         ready.count(stats.tokens)
         return cursor
 
-    def _decode(
-        self, ready: Prepared, cursor: Cursor, chooser: TokenChooser, stats: DecodingStats
-    ) -> None:
-        """The prompt, then passes with what is ready, then passes with all that can be prepared."""
-        ready.tune()
-        begin(cursor, chooser, ready.drafter, stats)
-        self._go_on(ready, cursor, chooser, stats)
-        if not chooser.is_finished:
-            stats.record_preparation(ready.equip(stats.tokens), ready.exactness)
-            cursor.use(ready.packed, rowwise=ready.keeps_bits)
-            self._go_on(ready, cursor, chooser, stats)
-
-    def _go_on(
+    def _continue(
         self, ready: Prepared, cursor: Cursor, chooser: TokenChooser, stats: DecodingStats
     ) -> None:
         """Generate until the text is finished, or more should be prepared."""
         until = lambda: ready.is_due(stats.tokens, stats.draft_room)  # noqa: E731
         if self.rule is not None:
-            rule = self.rule
-            checks_at = lambda position: LiveChecks(  # noqa: E731
-                ready.lens,
-                rule,
-                position,
-                shortlist=ready.shortlist,
-                extra=getattr(rule, "live_extra", None),
-            )
             decode_early(
                 cursor,
                 chooser,
-                checks_at,
                 stats,
-                lens=ready.lens,
+                ready.lens,
+                self.rule,
                 checks=ready.checks,
                 policy=self.policy,
-                shortlist=ready.shortlist if self.head != "whole" else None,
+                shortlist=ready.shortlist,
+                reads_shortlist=self.head == "shortlist",
                 until=until,
             )
         elif "early" in self.drafts and not ready.is_one_by_one:
             assert self.draft_layer is not None
+            most = self.max_nodes - 1
             speculate_early(
-                cursor,
-                chooser,
-                ready.lens,
-                self.draft_layer,
-                stats,
-                most=self.max_nodes - 1,
-                until=until,
+                cursor, chooser, ready.lens, self.draft_layer, stats, most=most, until=until
             )
         else:
             speculate(cursor, chooser, ready.drafter, stats, ready.tie_steps, until)
+
+
+class _Recorder(StoppingCriteriaList):
+    """Stopping criteria, which transformers' loop calls after every token; they record it."""
+
+    unfinished: dict[int, DecodingStats]
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        """Which texts are finished."""
+        finished = super().__call__(input_ids, scores, **options)
+        for n, stats in list(self.unfinished.items()):
+            stats.record_pass(tokens=1, layer=stats.n_layers, is_prompt=not stats.tokens)
+            if finished[n]:
+                del self.unfinished[n]
+        return finished
 
 
 decoder = Decoder  # the name that reads well inside `generate(custom_generate=...)`

@@ -15,27 +15,8 @@ EXACTNESS = {
     "this dtype",
     "approximate": "tokens may be read before the last layer",
 }
-REPORTED = (
-    "tokens",
-    "passes",
-    "tokens_per_second",
-    "tokens_per_pass",
-    "mean_layer",
-    "n_layers",
-    "drafts",
-    "accepted",
-    "acceptance_rate",
-    "ties",
-    "agreement",
-    "departs_at",
-    "tokens_in_common",
-    "exactness",
-    "policy",
-    "fallback",
-    "texts_per_pass",
-    "prompt_seconds",
-    "seconds",
-)
+# Of a text that is being written.
+INTERNAL = {"max_tokens", "draft_room", "compared", "agreed", "full_token", "current_layer"}
 COSTS = {
     "measured": "the cost of passes measured",
     "this process": "the cost of passes known from before",
@@ -54,10 +35,9 @@ class Preparation:
     cost: str | None  # where the cost of passes is from; None if no drafts are drawn
 
     def __str__(self) -> str:
-        done = ["weights packed"] if self.packed else []
-        done += [COSTS[self.cost]] if self.cost else []
-        said = f": {', '.join(done)}" if done else ""
-        return f"{self.seconds:.1f} s of preparation after {self.after} tokens{said}"
+        steps = ["weights packed"] * bool(self.packed) + ([COSTS[self.cost]] if self.cost else [])
+        details = f": {', '.join(steps)}" if steps else ""
+        return f"{self.seconds:.1f} s of preparation after {self.after} tokens{details}"
 
 
 @dataclass
@@ -71,7 +51,7 @@ class DecodingStats:
     layers: list[int] = field(default_factory=list)  # per new token: the layer it was read at
     drafted: list[bool] = field(default_factory=list)  # per new token: was it an accepted draft?
     passes: int = 0  # forward passes after the prompt
-    drafts: int = 0  # draft tokens that the full model judged
+    drafts: int = 0  # draft tokens that the full model verified
     accepted: int = 0
     ties: int = 0  # near-ties that a pass of its own decided
     compared: int = 0  # tokens that were compared with the full model's choice after the same text
@@ -129,9 +109,8 @@ class DecodingStats:
 
     def record_comparison(self, ours: Sequence[int], full: Sequence[int]) -> None:
         """Record the chosen tokens and what the full model chooses after the same text."""
-        departures = [
-            n for n, (own, other) in enumerate(zip(ours, full, strict=True)) if own != other
-        ]
+        pairs = zip(ours, full, strict=True)
+        departures = [n for n, (written, chosen) in enumerate(pairs) if written != chosen]
         self.compared, self.agreed = len(ours), len(ours) - len(departures)
         if departures:
             self.departs_at, self.full_token = departures[0], full[departures[0]]
@@ -184,9 +163,10 @@ class DecodingStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        lists = {"layers": list(self.layers), "drafted": list(self.drafted)}
-        made = None if self.preparation is None else asdict(self.preparation)
-        return {name: getattr(self, name) for name in REPORTED} | {"preparation": made} | lists
+        properties = [name for name, one in vars(type(self)).items() if isinstance(one, property)]
+        values = asdict(self) | {name: getattr(self, name) for name in properties}
+        values.pop("_started")
+        return {name: value for name, value in values.items() if name not in INTERNAL}
 
     def __str__(self) -> str:
         texts = self.texts_per_pass
@@ -200,22 +180,19 @@ class DecodingStats:
                 f"{self.tokens_per_pass:.2f} tokens per pass, {self.acceptance_rate:.0%} of drafts "
                 "accepted"
             )
-        if self.exactness == "approximate":
-            parts.append(self._agreement_in_words())
+        common = self.tokens_in_common
+        if self.exactness == "approximate" and common is None:
+            parts.append("agreement not measured")
+        elif self.exactness == "approximate" and common == self.tokens:
+            parts.append("agreement 100%: the full model writes the same text")
+        elif self.exactness == "approximate":
+            parts.append(
+                f"the first {common} are the full model's own text, agreement {self.agreement:.1%} "
+                "with its choices after this text"
+            )
         parts.append(EXACTNESS[self.exactness])
         if self.fallback is not None:
             parts.append(f"written by transformers' own loop because of {self.fallback}")
         if self.preparation is not None:
             parts.append(str(self.preparation))
         return ", ".join(parts)
-
-    def _agreement_in_words(self) -> str:
-        if self.agreement is None:
-            return "agreement not measured"
-        common = self.tokens_in_common
-        if common == self.tokens:
-            return "agreement 100%: the full model writes the same text"
-        return (
-            f"the first {common} are the full model's own text, agreement {self.agreement:.1%} "
-            "with its choices after this text"
-        )

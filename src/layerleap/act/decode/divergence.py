@@ -3,9 +3,8 @@
 In: a prompt and what two ways of decoding wrote after it. Out: None if they are the same; else the
 first token that differs, and the full model's gap between the two candidates.
 
-In narrow dtypes a pass over several tokens rounds differently from a one-token pass. Where two
-tokens are nearly tied, rounding can decide: a gap of a few rounding steps is a tie, a large one is
-not.
+In narrow dtypes a pass over several tokens rounds differently from a one-token pass, and can decide
+between two tokens that are a few rounding steps apart. A larger gap is not rounding.
 """
 
 from collections.abc import Sequence
@@ -37,14 +36,7 @@ class Divergence:
 def divergence(
     transformer: Transformer, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
 ) -> Divergence | None:
-    """Where `ours` first differs from `theirs`; None if one of them is a prefix of the other.
-
-    Args:
-        transformer: the model.
-        prompt: token ids that both texts continue.
-        ours: new tokens of one text.
-        theirs: new tokens of the other text.
-    """
+    """Where two continuations of `prompt` first differ; None if one is a prefix of the other."""
     pairs = list(zip(ours, theirs, strict=False))
     place = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
     if place is None:

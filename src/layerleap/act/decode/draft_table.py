@@ -10,6 +10,7 @@ table is then an approximation, which is good enough for drafts.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,23 +34,19 @@ class DraftTable:
     """Followers of tokens; `known` marks the rows that have been computed."""
 
     def __init__(self, lens: Lens, *, width: int = 8) -> None:
-        """Start with no rows.
-
-        Args:
-            lens: a lens of the model that is decoded, with a map from layer 0.
-            width: followers per token.
-        """
+        """Start with no rows; the lens has a map from layer 0, and a row has `width` followers."""
         if not 1 <= width <= lens.transformer.d_vocab:
             raise BadSettings(
                 f"width {width} of the draft table is out of range; expected 1 to "
                 f"{lens.transformer.d_vocab}"
             )
         self.lens, self.width = lens, width
-        size = lens.transformer.d_vocab
         # Heads are often padded, and so are some embeddings: only tokens of both can follow.
-        self.size = min(size, vocabulary_size(lens.transformer.model))
+        self.size = min(lens.transformer.d_vocab, vocabulary_size(lens.transformer.model))
         self.ids, self.p, self.known = _rows(lens, width)
-        self._length = 1 if _ignores_positions(lens.transformer) else PLACE + 1
+        h = self._states(torch.full((1, PLACE + 1), 1))
+        ignores_positions = torch.equal(h[0], h[-1])
+        self._length = 1 if ignores_positions else PLACE + 1
         self._head = _narrow_head(lens.transformer, self.size)
 
     def need(self, tokens: Iterable[int]) -> None:
@@ -67,12 +64,9 @@ class DraftTable:
 
     @torch.no_grad()
     def _compute(self, tokens: Tensor) -> None:
-        transformer = self.lens.transformer
-        inputs = tokens[:, None].expand(-1, self._length)
-        keep = torch.zeros(inputs.shape, dtype=torch.bool)
-        keep[:, -1] = True
-        with unedited(transformer.model):  # rows serve later texts too
-            h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
+        with unedited(self.lens.transformer.model):  # rows serve later texts too
+            h = self._states(tokens[:, None].expand(-1, self._length))
+        h = h[self._length - 1 :: self._length]
         if self._head is None:
             logits = self.lens.logits(h, 0).float()
         else:
@@ -81,6 +75,11 @@ class DraftTable:
         self.ids[tokens] = best.indices.cpu().int()
         self.p[tokens] = (best.values - logits.logsumexp(-1, keepdim=True)).exp().cpu()
         self.known[tokens] = True
+
+    def _states(self, ids: Tensor) -> Tensor:
+        """h[0] of every position: (batch x pos, d_model)."""
+        keep = torch.ones_like(ids, dtype=torch.bool)
+        return self.lens.transformer.capture({"input_ids": ids}, keep=keep, layers=[0]).states[0]
 
 
 Rows = tuple[Tensor, Tensor, Tensor]  # ids, probabilities, and which are known
@@ -101,17 +100,6 @@ Narrow = tuple[Tensor, Tensor | None, Tensor]  # weight, bias and the packed wei
 _NARROW: "WeakKeyDictionary[nn.Module, tuple[Any, Narrow]]" = WeakKeyDictionary()
 
 
-def _narrow(head: nn.Linear, size: int) -> Narrow:
-    """The first rows of a head in bfloat16, once for all tables."""
-    weight = head.weight
-    # A change that does not show here does no harm: drafts are verified.
-    mark = weight.data_ptr(), 0 if weight.is_inference() else weight._version, size
-    known = _NARROW.get(head)
-    if known is None or known[0] != mark:
-        known = _NARROW[head] = mark, _narrowed(head, size)
-    return known[1]
-
-
 def _narrowed(head: nn.Linear, size: int) -> Narrow:
     weight = head.weight.detach()[:size].bfloat16()
     bias = None if head.bias is None else head.bias.detach()[:size].bfloat16()
@@ -121,11 +109,15 @@ def _narrowed(head: nn.Linear, size: int) -> Narrow:
 class _NarrowHead(Shortlist):
     """A copy of the head of a float32 model, in bfloat16: drafts need no more precision."""
 
-    def __init__(self, transformer: Transformer, size: int) -> None:
-        super().__init__(transformer, range(size))
-
     def _take_rows(self, head: nn.Linear) -> None:
-        self.weight, self.bias, self._packed = _narrow(head, len(self.ids))
+        """The copy, made once for all tables."""
+        weight, size = head.weight, len(self.ids)
+        # A change that does not show here does no harm: drafts are verified.
+        mark = weight.data_ptr(), 0 if weight.is_inference() else weight._version, size
+        known = _NARROW.get(head)
+        if known is None or known[0] != mark:
+            known = _NARROW[head] = mark, _narrowed(head, size)
+        self.weight, self.bias, self._packed = known[1]
 
     def _multiply(self, rows: Tensor) -> Tensor:
         narrow = rows.reshape(1, -1, rows.shape[-1]).bfloat16()
@@ -137,17 +129,7 @@ def _narrow_head(transformer: Transformer, size: int) -> _NarrowHead | None:
     """None if it would not be faster, or cannot be made."""
     model = transformer.model
     is_float = model.dtype == torch.float32 and model.device.type == "cpu"
-    try:
-        if is_float and ONEDNN.is_available(torch.bfloat16):
-            return _NarrowHead(transformer, size)
-    except ModelRefused:  # a head that is not a plain linear layer
-        pass
+    if is_float and ONEDNN.is_available(torch.bfloat16):
+        with suppress(ModelRefused):  # a head that is not a plain linear layer
+            return _NarrowHead(transformer, range(size))
     return None
-
-
-def _ignores_positions(transformer: Transformer) -> bool:
-    """True if h[0] of a token is the same at every position."""
-    inputs = torch.full((1, PLACE + 1), 1)
-    keep = torch.ones_like(inputs, dtype=torch.bool)
-    h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
-    return torch.equal(h[0], h[-1])

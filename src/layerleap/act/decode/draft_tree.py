@@ -11,6 +11,7 @@ the product along its path. The most likely nodes are taken, as many as maximise
 import heapq
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -42,17 +43,13 @@ class Lookup:
         self.ids: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # from a run to the position after its end
 
-    def add(self, token: int) -> None:
-        """Append a token; it follows the runs that end before it."""
-        end = len(self.ids)
-        for size in range(SHORTEST, min(LONGEST, end) + 1):
-            self._after[tuple(self.ids[end - size : end])] = end
-        self.ids.append(token)
-
-    def extend(self, tokens: list[int]) -> None:
-        """Append several tokens."""
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens; each follows the runs that end before it."""
         for token in tokens:
-            self.add(token)
+            end = len(self.ids)
+            for size in range(SHORTEST, min(LONGEST, end) + 1):
+                self._after[tuple(self.ids[end - size : end])] = end
+            self.ids.append(token)
 
     def find(self, most: int) -> tuple[list[int], int]:
         """Up to `most` tokens that followed the longest matching run, and its size (0: none)."""
@@ -67,18 +64,17 @@ class Lookup:
 class AcceptanceRates:
     """How often drafts of each kind were accepted so far."""
 
-    accepted: dict[Kind, float] = field(default_factory=dict)
-    drafts: dict[Kind, int] = field(default_factory=dict)
+    accepted: Counter[Kind] = field(default_factory=Counter)
+    drafts: Counter[Kind] = field(default_factory=Counter)
 
     def of(self, kind: Kind, prior: float) -> float:
         """The estimated chance of a draft, shrunk towards the prior."""
-        drafts = self.drafts.get(kind, 0)
-        return (self.accepted.get(kind, 0.0) + WEIGHT * prior) / (drafts + WEIGHT)
+        return (self.accepted[kind] + WEIGHT * prior) / (self.drafts[kind] + WEIGHT)
 
     def record(self, kind: Kind, was_accepted: bool) -> None:
         """Record a draft whose parent was accepted."""
-        self.accepted[kind] = self.accepted.get(kind, 0.0) + was_accepted
-        self.drafts[kind] = self.drafts.get(kind, 0) + 1
+        self.accepted[kind] += was_accepted
+        self.drafts[kind] += 1
 
 
 @dataclass(frozen=True)
@@ -129,8 +125,6 @@ class Drafter:
         """Start with nothing learned.
 
         Args:
-            cost: cost of passes.
-            table: followers of tokens.
             lookup: also draft what followed the same tokens earlier in the text.
             branches: False if the model cannot run several drafts for one position.
             most: maximum number of nodes, including the root.
@@ -153,15 +147,15 @@ class Drafter:
         """Start a new text; the model's answers in earlier texts are kept."""
         self.lookup = Lookup()
         if self._uses_lookup:
-            self.lookup.extend(list(ids))
+            self.lookup.extend(ids)
 
     def add(self, token: int) -> None:
         """Append a token to the text."""
         if self._uses_lookup:
-            self.lookup.add(token)
+            self.lookup.extend([token])
 
-    def twin(self) -> "Drafter":
-        """A drafter for one text of a batch; all twins share what they learn."""
+    def for_batch(self) -> "Drafter":
+        """A drafter for one text of a batch; all of them share what they learn."""
         other = copy(self)
         other.lookup, other._seconds = Lookup(), self._shared_seconds
         return other
@@ -176,12 +170,9 @@ class Drafter:
             self._seconds[size - 1] *= ratio ** (LEARN * similarity)
 
     def draw(self, token: int, room: int, shared: SharedPass | None = None) -> Draft:
-        """A draft tree after the text so far.
+        """A draft tree after `token`, the last one of the text, which has not been run.
 
-        Args:
-            token: the last token of the text, which has not been run.
-            room: how many more tokens may follow it.
-            shared: what the pass already holds.
+        At most `room` tokens may follow it; `shared` is what the pass already holds.
         """
         shared = shared or SharedPass()
         seconds = self._seconds[shared.nodes :]
@@ -195,7 +186,9 @@ class Drafter:
         expected = shared.expected + 1.0  # tokens
         fastest = expected / seconds[0]  # tokens per second
         while waiting and len(nodes) < len(seconds):
-            if not _may_pay(seconds[len(nodes) :], expected, waiting[0].chance, fastest):
+            # Stop if no larger tree is faster, even with nodes as likely as the next one.
+            likeliest, larger = waiting[0].chance, enumerate(seconds[len(nodes) :], 1)
+            if not any(expected + more * likeliest > fastest * time for more, time in larger):
                 break
             best = heapq.heappop(waiting)
             if (node := taken.get((best.parent, best.token))) is not None:
@@ -212,8 +205,10 @@ class Drafter:
             if best.rest:
                 self._push_lookup(waiting, nodes, node, best.rest, best.matched)
             self._push_followers(waiting, nodes, node)
+        sums = accumulate(node.chance for node in nodes)
+        rates = [(shared.expected + n) / time for n, time in zip(sums, seconds, strict=False)]
         # More likely nodes came first, so any prefix is a tree.
-        return _depth_first(nodes[: _best_size(nodes, shared.expected, seconds)])
+        return _depth_first(nodes[: rates.index(max(rates)) + 1])
 
     def _push_lookup(
         self,
@@ -224,8 +219,8 @@ class Drafter:
         matched: int,
     ) -> None:
         prior = LOOKUP_PRIOR.get(matched, 0.7)
-        found = self._candidate(nodes, parent, tokens[0], ("lookup", min(matched, 8)), prior)
-        heapq.heappush(waiting, replace(found, rest=tokens[1:], matched=matched + 1))
+        first = self._candidate(nodes, parent, tokens[0], ("lookup", min(matched, 8)), prior)
+        heapq.heappush(waiting, replace(first, rest=tokens[1:], matched=matched + 1))
 
     def _push_followers(
         self, waiting: list[_Candidate], nodes: Sequence[_Candidate], parent: int
@@ -245,7 +240,8 @@ class Drafter:
             # Together with the likeliest of those that may come next: these cost hardly more.
             self.table.need([token, *(other.token for other in waiting[:MORE_ROWS])])
         for follower, p in zip(*self.table.of(token), strict=True):
-            kind = ("table", _level(p))
+            level = min(9, int(-math.log2(max(p, 1e-9))))  # 0 above 1/2, 1 above 1/4, ...
+            kind = ("table", level)
             heapq.heappush(waiting, self._candidate(nodes, parent, follower, kind, p))
 
     def _candidate(
@@ -266,14 +262,19 @@ class Drafter:
         """Learn which drafts were accepted, and the model's answer after each of them.
 
         Args:
-            draft: the tree that was verified.
             path: the accepted nodes, the root first.
             answers: by node, the most likely token after it. After a rejected draft it answers
                 another text, but the same words often come up again.
             new: the tokens that were added to the text.
         """
         if self._uses_lookup:
-            self._remember(draft.tree, answers)
+            if len(self._answers) > ANSWERS_AT_MOST:
+                self._answers.clear()
+            ids, parents = draft.tree.ids, draft.tree.parents
+            for token, parent, answer in zip(ids, parents, answers, strict=True):
+                if answer < self._d_vocab:
+                    before = ids[parent] if parent >= 0 else self._token_before
+                    self._answers[token,] = self._answers[before, token] = answer
         for node in path:
             accepted = next((n for n in path if draft.tree.parents[n] == node), None)
             for child, parent in enumerate(draft.tree.parents):
@@ -282,33 +283,6 @@ class Drafter:
                     self.chances.record(kind, child == accepted)
         for token in new:
             self.add(token)
-
-    def _remember(self, tree: Tree, answers: Sequence[int]) -> None:
-        if len(self._answers) > ANSWERS_AT_MOST:
-            self._answers.clear()
-        for token, parent, answer in zip(tree.ids, tree.parents, answers, strict=True):
-            if answer >= self._d_vocab:
-                continue
-            self._answers[token,] = answer
-            self._answers[tree.ids[parent] if parent >= 0 else self._token_before, token] = answer
-
-
-def _may_pay(seconds: Sequence[float], expected: float, likeliest: float, fastest: float) -> bool:
-    """False if no larger tree can be faster, even if all its nodes were as likely as the next one.
-
-    `seconds` are those of passes with one node more, two more, ...; `expected` are the tokens of
-    the pass so far, `fastest` the tokens per second of the best size so far.
-    """
-    return any(
-        expected + more * likeliest > fastest * time for more, time in enumerate(seconds, start=1)
-    )
-
-
-def _best_size(nodes: Sequence[_Candidate], others: float, seconds: Sequence[float]) -> int:
-    """The number of nodes that maximises tokens per second."""
-    expected = accumulate(node.chance for node in nodes)
-    rates = [(others + own) / time for own, time in zip(expected, seconds, strict=False)]
-    return rates.index(max(rates)) + 1
 
 
 def _depth_first(nodes: Sequence[_Candidate]) -> Draft:
@@ -321,8 +295,3 @@ def _depth_first(nodes: Sequence[_Candidate]) -> Draft:
     ordered = [nodes[n] for n in order]
     tree = Tree(tuple(n.token for n in ordered), tuple(place[n.parent] for n in ordered))
     return Draft(tree, tuple(n.kind for n in ordered), tuple(n.chance for n in ordered))
-
-
-def _level(p: float) -> int:
-    """Probabilities in powers of two: 0 above one half, 1 above a quarter, ..."""
-    return min(9, int(-math.log2(max(p, 1e-9))))

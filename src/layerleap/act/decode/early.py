@@ -12,7 +12,7 @@ Later tokens need keys and values from the layers that a token skipped. A policy
 Under every policy, a token that exits early is read early: the text is an approximation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -21,14 +21,12 @@ from torch import Tensor
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
-from layerleap.act.exits.evidence import COLUMNS, Evidence, LiveEvidence
+from layerleap.act.exits.evidence import COLUMNS, LiveEvidence
 from layerleap.act.exits.rules import Rule
 from layerleap.act.spelling import Policy
 from layerleap.lens.lens import Lens, chunks
 from layerleap.lens.metrics import Distribution
 from layerleap.models.cursor.cursor import Carry, Cursor
-
-Extra = Callable[[Tensor, int], Tensor]  # h[layer] and the layer: one number per row
 
 # Columns that a rule of the state alone does not use, for one row and one layer.
 _UNKNOWN, _NO_TOKEN = torch.full((1, 1), torch.nan), torch.full((1, 1), -1)
@@ -39,47 +37,43 @@ class LiveChecks:
     """Evidence of one position on its way through the layers: a column for every layer checked.
 
     The numbers are those that a finished pass gives. Only what the rule needs is computed: a
-    reading costs a head, a cosine next to nothing.
+    reading costs a head, a cosine next to nothing. With a shortlist, readings are restricted to it.
     """
 
     def __init__(
-        self,
-        lens: Lens,
-        rule: Rule,
-        position: int,
-        *,
-        shortlist: Shortlist | None = None,
-        extra: Mapping[str, Extra] | None = None,
+        self, lens: Lens, rule: Rule, position: int, shortlist: Shortlist | None = None
     ) -> None:
         self.lens, self.rule, self.position, self.shortlist = lens, rule, position, shortlist
-        self.extra = extra or {}
+        self.extra = getattr(rule, "live_extra", None) or {}
         self.layers: list[int] = []
-        # At the last layer checked, if computed: logits of all tokens, or of the shortlist.
-        self.logits: Tensor | None = None
-        self.shortlist_logits: Tensor | None = None
-        self._columns: dict[str, list[Tensor]] = {name: [] for name in COLUMNS}
-        self._extra: dict[str, list[Tensor]] = {name: [] for name in (*self.extra, "size")}
+        self.logits: Tensor | None = None  # at the last layer checked, if computed
+        self._columns: dict[str, list[Tensor]] = {}
 
     def __call__(self, layer: int, before: Tensor, h: Tensor) -> bool:
         """Check h[layer] of one row; True if the rule stops there."""
         if self.rule.needs == "state":
             return self._check_state(layer, before, h)
         self.layers.append(layer)
-        self.logits = self.shortlist_logits = None
-        unknown = torch.full((1,), torch.nan)
-        values = dict.fromkeys(COLUMNS, unknown) | {"top": torch.full((1,), -1)}
-        size = unknown
+        self.logits = None
+        values = dict.fromkeys((*COLUMNS, "size"), _UNKNOWN[0]) | {"top": _NO_TOKEN[0]}
         if self.rule.needs == "reading":
             values["cosine"] = torch.cosine_similarity(before.float(), h.float()).cpu()
             state = self.lens.map(layer)(h)
-            size = state.float().norm(dim=-1).clamp_min(1e-30).log().cpu()
+            values["size"] = state.float().norm(dim=-1).clamp_min(1e-30).log().cpu()
             values |= self._read(state)
-        for name in COLUMNS:
-            self._columns[name].append(values[name])
-        self._extra["size"].append(size)
-        for name, compute in self.extra.items():
-            self._extra[name].append(compute(h, layer).cpu())  # as precise as in a replay
-        return bool(self.rule.stops(self.evidence())[0, -1])
+        # As precise as in a replay.
+        values |= {name: compute(h, layer).cpu() for name, compute in self.extra.items()}
+        for name, value in values.items():
+            self._columns.setdefault(name, []).append(value)
+        columns = {name: torch.stack(column, 1) for name, column in self._columns.items()}
+        evidence = LiveEvidence(
+            **{name: columns.pop(name) for name in COLUMNS},
+            position=torch.tensor([self.position]),
+            document=_FIRST,
+            layers=tuple(self.layers),
+            extra=columns,
+        )
+        return bool(self.rule.stops(evidence)[0, -1])
 
     def _check_state(self, layer: int, before: Tensor, h: Tensor) -> bool:
         """The same for a rule of the state alone, which needs no other layer.
@@ -97,32 +91,26 @@ class LiveChecks:
         return bool(self.rule.stops(evidence)[0, 0])
 
     def _read(self, state: Tensor) -> dict[str, Tensor]:
-        if self.shortlist is None:
-            self.logits = self.lens.transformer.logits(state)
-            reading = Distribution(self.logits)
-            top = reading.top
-        else:
-            self.shortlist_logits = self.shortlist.logits(state)
-            reading = Distribution(self.shortlist_logits)
-            top = self.shortlist.ids[reading.top.cpu().long()]
+        transformer, shortlist = self.lens.transformer, self.shortlist
+        self.logits = (transformer if shortlist is None else shortlist).logits(state)
+        reading = Distribution(self.logits)
+        top = reading.top.cpu()
         return {
-            "top": top.cpu(),
+            "top": top if shortlist is None else shortlist.ids[top.long()],
             "top_prob": reading.top_prob.cpu(),
             "second_prob": reading.second().cpu(),
             "entropy": reading.entropy.cpu(),
         }
 
-    def evidence(self) -> Evidence:
-        """All columns so far."""
-        columns = {name: torch.stack(values, 1) for name, values in self._columns.items()}
-        extra = {name: torch.stack(values, 1) for name, values in self._extra.items()}
-        return LiveEvidence(
-            **columns,
-            position=torch.tensor([self.position]),
-            document=_FIRST,
-            layers=tuple(self.layers),
-            extra=extra,
-        )
+    def exit_logits(self, h: Tensor, layer: int, shortlist: Shortlist | None) -> Tensor:
+        """Logits of all tokens where the position exits; -inf outside `shortlist`, if given."""
+        if layer == self.lens.transformer.n_layers:
+            return self.lens.transformer.logits(h)[0]
+        logits = self.logits if shortlist is self.shortlist else None  # else it is read again
+        if shortlist is None:
+            return (self.lens.logits(h, layer) if logits is None else logits)[0]
+        logits = shortlist.logits(self.lens.map(layer)(h)) if logits is None else logits
+        return shortlist.expand(logits)[0]
 
 
 def carry_of(policy: Policy, lens: Lens) -> Carry | None:
@@ -139,53 +127,33 @@ def carry_of(policy: Policy, lens: Lens) -> Carry | None:
 def decode_early(
     cursor: Cursor,
     chooser: TokenChooser,
-    checks_at: Callable[[int], LiveChecks],
     stats: DecodingStats,
-    *,
     lens: Lens,
+    rule: Rule,
+    *,
     checks: Sequence[int],
     policy: Policy = "recompute",
     shortlist: Shortlist | None = None,
+    reads_shortlist: bool = False,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Generate until the chooser is finished.
+    """Generate until the chooser is finished, or `until`, called before each pass, returns True.
 
-    Args:
-        cursor: inside its `with`; its text has begun, and its prompt ran through all layers.
-        chooser: the text so far.
-        checks_at: from a position to the checks of that position.
-        stats: updated after every token.
-        lens: reads a state where it exits.
-        checks: layers at which the rule is checked.
-        policy: how keys and values of skipped layers are made.
-        shortlist: the tokens that an early exit chooses from; None reads the whole head.
-        until: asked before each pass whether to stop before the text is finished.
+    The cursor is inside its `with`; the text has begun, and its prompt ran through all layers. The
+    rule is checked at the layers `checks`, on readings of the shortlist if there is one; with
+    `reads_shortlist`, tokens that exit early are chosen from it, too.
     """
-    carry = carry_of(policy, lens)
+    carry, listed = carry_of(policy, lens), shortlist if reads_shortlist else None
     while not chooser.is_finished and not until():
-        live = checks_at(cursor.length)
+        live = LiveChecks(lens, rule, cursor.length, shortlist)
         ran = cursor.run(chooser.chosen[-1:], watch=live, checks=checks, carry=carry)
         stats.current_layer = ran.layer
-        read = partial(_logits, lens, live, ran.h[-1:], ran.layer)
-        chooser(read(shortlist), None if shortlist is None else partial(read, None))
+        read = partial(live.exit_logits, ran.h[-1:], ran.layer)
+        chooser(read(listed), None if listed is None else partial(read, None))
         stats.record_pass(tokens=1, layer=ran.layer)
     if cursor.waiting and chooser.is_finished:
         cursor.run([])  # completes the cache for its next user
         stats.record_end()
-
-
-def _logits(
-    lens: Lens, live: LiveChecks, h: Tensor, layer: int, shortlist: Shortlist | None
-) -> Tensor:
-    if layer == lens.transformer.n_layers:
-        return lens.transformer.logits(h)[0]
-    if shortlist is not None:
-        logits = live.shortlist_logits
-        logits = shortlist.logits(lens.map(layer)(h)) if logits is None else logits
-        return shortlist.expand(logits)[0]
-    if live.logits is not None:
-        return live.logits[0]
-    return lens.logits(h, layer)[0]
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ Out: `Generation`; a notebook shows it with every token coloured by its exit lay
 
 import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,10 @@ from layerleap.act.decode.decoder import Decoder
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.request import stop_criteria
 from layerleap.act.edits.spec import Edits, as_edits
-from layerleap.act.exits.plan import ExitPlan
-from layerleap.act.exits.rules import Rule
+from layerleap.act.exits.rules import ExitPlan, Rule
 from layerleap.act.spelling import Policy
 from layerleap.arguments import checked
-from layerleap.errors import BadSettings, BadText, check_choice, first_line
+from layerleap.errors import BadSettings, BadText, first_line
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.kinds import kind_named
 from layerleap.models.hooks.edit import Edit
@@ -112,11 +111,9 @@ class Generation(Result):
 
     def _lines(self) -> Iterator[Row]:
         """One line per new token."""
-        stats = self.stats
-        for token, id_, layer, drafted in zip(
-            self.tokens, self.ids, stats.layers, stats.drafted, strict=True
-        ):
-            yield {"token": token, "id": id_, "exit_layer": layer, "drafted": drafted}
+        columns = self.tokens, self.ids, self.stats.layers, self.stats.drafted
+        for row in zip(*columns, strict=True):
+            yield dict(zip(("token", "id", "exit_layer", "drafted"), row, strict=True))
 
     def picture(self) -> Row:
         """The tokens with their colours."""
@@ -190,11 +187,11 @@ class Pieces:
 
     def _rest(self) -> str:
         before = (self._prompt or []) if self._first == 0 else []
-        given = self.decode(before + self.ids[self._first : self._last])
-        return self.decode(before + self.ids[self._first :])[len(given) :]
+        reported = self.decode(before + self.ids[self._first : self._last])
+        return self.decode(before + self.ids[self._first :])[len(reported) :]
 
     def end(self) -> None:
-        """Report what was held back, as it is."""
+        """Report an incomplete character as it is."""
         if self.pieces and (rest := self._rest()) and not self.pieces[-1]:
             self.pieces[-1] = rest
             self.report(rest)
@@ -300,9 +297,8 @@ def generate(
         raise BadSettings(f"max_new_tokens is {max_new_tokens}; expected at least 1")
     if "streamer" in options:
         raise BadSettings("a streamer is not supported here; pass a function as on_token instead")
-    check_choice(policy, Policy, "policy")  # before a bank is fitted
-    if decoder is not None:
-        _check_decoder(decoder, rule, plan)
+    if decoder is not None and (rule is not None or plan is not None):
+        raise BadSettings("pass a rule or a plan to the decoder, or leave out the decoder")
     if stop_strings is not None:
         stops = stop_criteria(transformer.need_tokenizer(), stop_strings)
         options["stopping_criteria"] = [*options.get("stopping_criteria", ()), *stops]
@@ -311,8 +307,14 @@ def generate(
     prompts = several(transformer, prompt)
     encoded = _encode_all(transformer, [prompt] if prompts is None else prompts, chat)
     if decoder is None:
+        if bank == "default":
+            from layerleap.maps.fit import default_bank
+
+            # A plan brings its own bank; with hooks nothing is drafted.
+            has_use = plan is None and not foreign_code(transformer.model)
+            bank = default_bank(transformer, tell=tell, progress=progress) if has_use else None
         decoder = Decoder(
-            _default_bank(transformer, bank, plan, tell, progress),
+            bank,
             rule=rule,
             checks=checks,
             plan=plan,
@@ -322,16 +324,9 @@ def generate(
             transformer=transformer,
             other_model=other_model,
         )
-    writer = _Writer(
-        transformer,
-        None if isinstance(decoder, str) else decoder,
-        as_edits(edits),
-        options,
-        max_new_tokens,
-        live,
-        on_token,
-        on_id,
-    )
+    custom = None if isinstance(decoder, str) else decoder
+    call = options, max_new_tokens, live, on_token, on_id
+    writer = _Writer(transformer, custom, as_edits(edits), *call)
     written = Several(writer.write(text, ids) for text, ids in encoded)
     return written[0] if prompts is None else written
 
@@ -360,35 +355,48 @@ class _Writer:
                 layer = None if stats is None else stats.current_layer
                 self.on_token(piece, layer or transformer.n_layers)
             if shown is not None and stats is not None:
-                n = min(
-                    len(written.ids), len(stats.layers)
-                )  # the last layer is recorded after this
+                n = min(len(written.ids), len(stats.layers))  # the last layer is recorded later
                 stats = replace(stats, layers=stats.layers[:n], drafted=stats.drafted[:n])
                 shown.update(Generation(prompt, written.pieces[:n], written.ids[:n], stats))
 
-        decode = _decoding(transformer)
+        decode: Decode = _numbers  # without a tokenizer
+        if transformer.tokenizer is not None:
+            decode = partial(transformer.tokenizer.decode, skip_special_tokens=True)
         written = Pieces(decode, report, self.on_id)
-        with _turn(transformer, custom, self.edits), _clear_refusals():
-            new = self._run(ids, written)
+        # Threads that share a decoder take turns, so that each gets its own stats.
+        turn = nullcontext() if custom is None else hooks_of(transformer.model).lock
+        with turn, transformer.edit(*self.edits) if self.edits else nullcontext():
+            try:
+                new = self._run(ids, written)
+            except ValueError as error:  # how transformers refuses an option
+                raise BadSettings(f"generate refuses its options: {first_line(error)}") from error
             stats = None if custom is None else custom.stats[0]
-        stats = stats or _plain_stats(transformer, len(new))
+        if stats is None:  # every token ran through all layers
+            n, last = len(new), transformer.n_layers
+            stats = DecodingStats(last, "exact", n, layers=[last] * n, drafted=[False] * n)
         full = None if stats.full_token is None else decode([stats.full_token])
-        how = _how(transformer, custom, stats) | self._edits_in_words()
+        how = self._in_words(stats)
         generation = Generation(prompt, written.pieces, new, stats, ids, how, full)
         if shown is not None:
             shown.update(generation)
         return generation
 
-    def _edits_in_words(self) -> dict[str, str]:
-        remarks = [(edit, edit.remark(self.transformer)) for edit in self.edits]
-        texts = [f"{edit} ({remark})" if remark else str(edit) for edit, remark in remarks]
-        return {"edits": "; ".join(texts)} if texts else {}
+    def _in_words(self, stats: DecodingStats) -> dict[str, str]:
+        """How a text was decoded: the rule, the layers checked, the bank, and the edits."""
+        transformer, bank = self.transformer, None if self.decoder is None else self.decoder.bank
+        how = _decoding_in_words(self.decoder, stats)
+        if notes := caveats(transformer.identity.to_dict() if bank is None else bank.model):
+            how["note"] = " ".join(notes)
+        remarks = [(edit, edit.remark(transformer)) for edit in self.edits]
+        if texts := [f"{edit} ({remark})" if remark else str(edit) for edit, remark in remarks]:
+            how["edits"] = "; ".join(texts)
+        return how
 
     def _run(self, ids: list[int], written: Pieces) -> list[int]:
         """The new tokens."""
         model, custom = self.transformer.model, self.decoder
         entry = torch.tensor([ids], device="cpu" if model.device.type == "meta" else model.device)
-        # The model's own settings for sampling only apply if sampling is asked for.
+        # The model's own settings for sampling only apply with do_sample=True.
         options = {"do_sample": False, **self.options}
         if not options["do_sample"]:
             options = {"temperature": None, "top_p": None, "top_k": None, **options}
@@ -401,37 +409,11 @@ class _Writer:
             max_new_tokens=min(self.max_new_tokens, room),
             **options,
         )
-        new: list[int] = output[0, len(ids) :].tolist()
-        return new
-
-
-def _decoding(transformer: Transformer) -> Decode:
-    """What turns token ids into text; without a tokenizer, numbers with spaces between."""
-    if transformer.tokenizer is None:
-        return _numbers
-    return partial(transformer.tokenizer.decode, skip_special_tokens=True)
+        return output[0, len(ids) :].tolist()
 
 
 def _numbers(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
-
-
-@contextmanager
-def _turn(
-    transformer: Transformer, decoder: Decoder | None, edits: tuple[Edit, ...]
-) -> Iterator[None]:
-    """The edits in force; threads that share a decoder take turns, so that stats are their own."""
-    turn = nullcontext() if decoder is None else hooks_of(transformer.model).lock
-    with turn, transformer.edit(*edits) if edits else nullcontext():
-        yield
-
-
-@contextmanager
-def _clear_refusals() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:  # how transformers refuses an option
-        raise BadSettings(f"generate refuses its options: {first_line(error)}") from error
 
 
 def _display(prompt: str) -> Any:
@@ -442,30 +424,6 @@ def _display(prompt: str) -> Any:
         raise BadSettings("live=True needs a notebook, and IPython is not installed") from error
     empty = DecodingStats(n_layers=1, exactness="exact", max_tokens=0)
     return display(Generation(prompt, [], [], empty), display_id=True)
-
-
-def _check_decoder(decoder: Any, rule: Rule | None, plan: ExitPlan | str | Path | None) -> None:
-    if not isinstance(decoder, Decoder) and decoder != "transformers":
-        raise BadSettings(f"unknown decoder {decoder!r}; expected an ll.decoder or 'transformers'")
-    if rule is not None or plan is not None:
-        raise BadSettings("pass a rule or a plan to the decoder, or leave out the decoder")
-
-
-def _default_bank(
-    transformer: Transformer,
-    bank: ShortcutBank | str | Path | None,
-    plan: ExitPlan | str | Path | None,
-    tell: Callable[[str], None],
-    progress: Progress,
-) -> ShortcutBank | str | Path | None:
-    """The bank to decode with; a plan brings its own unless another one is named."""
-    if bank != "default":
-        return bank
-    if plan is not None or foreign_code(transformer.model):  # with hooks nothing is drafted
-        return None
-    from layerleap.maps.fit import default_bank
-
-    return default_bank(transformer, tell=tell, progress=progress)
 
 
 def why_it_cannot_generate(transformer: Transformer) -> str | None:
@@ -491,14 +449,14 @@ def _encode_all(
 
 
 def _encode(transformer: Transformer, prompt: Any, chat: bool) -> tuple[str, list[int]]:
-    is_text, given = isinstance(prompt, str), prompt
+    is_text, message = isinstance(prompt, str), prompt
     if is_text and not prompt.strip():
         raise BadText("the prompt is empty; expected at least one word")
     if chat and is_text:
-        given = [{"role": "user", "content": prompt}]
+        message = [{"role": "user", "content": prompt}]
     elif chat and not is_chat(prompt):
         raise BadSettings("token ids cannot be put into a chat template; give a text")
-    ids = encode(transformer, given)
+    ids = encode(transformer, message)
     if len(ids) >= (limit := longest_input(transformer)):
         raise BadText(f"the prompt has {len(ids)} tokens; this model takes at most {limit}")
     if is_text:
@@ -507,14 +465,7 @@ def _encode(transformer: Transformer, prompt: Any, chat: bool) -> tuple[str, lis
     return (_numbers(ids) if tokenizer is None else str(tokenizer.decode(ids))), ids
 
 
-def _how(transformer: Transformer, decoder: Decoder | None, stats: DecodingStats) -> dict[str, str]:
-    """How a text was decoded, in words: the rule, the layers checked, and the bank."""
-    bank = None if decoder is None else decoder.bank
-    notes = caveats(transformer.identity.to_dict() if bank is None else bank.model)
-    return _way(decoder, stats) | ({"note": " ".join(notes)} if notes else {})
-
-
-def _way(decoder: Decoder | None, stats: DecodingStats) -> dict[str, str]:
+def _decoding_in_words(decoder: Decoder | None, stats: DecodingStats) -> dict[str, str]:
     if decoder is None:
         return {"decoding": "transformers' own loop"}
     bank = "none (logit lens)"
@@ -528,11 +479,3 @@ def _way(decoder: Decoder | None, stats: DecodingStats) -> dict[str, str]:
         return {"decoding": "exact, without exits", "bank for drafts": bank}
     checks = "all" if decoder.checks is None else ", ".join(map(str, sorted(decoder.checks)))
     return {"rule": str(decoder.rule), "layers checked": checks, "bank": bank}
-
-
-def _plain_stats(transformer: Transformer, tokens: int) -> DecodingStats:
-    """The stats of the library's own loop: every token ran through all layers."""
-    layers = [transformer.n_layers] * tokens
-    return DecodingStats(
-        transformer.n_layers, "exact", tokens, layers=layers, drafted=[False] * tokens
-    )

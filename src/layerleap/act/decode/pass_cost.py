@@ -1,21 +1,33 @@
-"""How long a pass over several tokens takes on this machine.
+"""How long a pass over several tokens takes on this machine: measured once, then kept.
 
-In: a wrapped decoder. Out: `PassCost`, measured: blocks and head, over a cache.
+In: a wrapped decoder. Out: its `PassCost`, measured now or earlier under the same circumstances.
 
 Weights are read once for all tokens of a pass. For a single text reading them dominates, so a few
-more tokens cost little. How little depends on machine and dtype, so it is measured.
+more tokens cost little. How little depends on machine and dtype, so it is measured. Costs decide
+how many drafts are tried and nothing else: a wrong file in the cache can make decoding slower, but
+never changes a token.
 """
 
+import hashlib
+import json
 import math
+import os
+import platform
 import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+import transformers
 
-from layerleap.errors import BadSettings
+import layerleap
+from layerleap.errors import BadArtifact, BadSettings, CannotWrite
+from layerleap.files import cache_root, read_json, write_json
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.tree import Tree
@@ -28,6 +40,9 @@ SIZES = (1, 2, 3, 4, 8, 16, 32)
 CONTEXT = 64
 REPEATS = 5
 BUDGET = 2.0  # seconds, after which no repeat starts: the user is waiting for the next token
+METHOD = 1  # of measuring: costs of another one are measured again
+WORTH_A_FILE = 0.2  # seconds that measuring took
+Source = Literal["measured", "this process", "cache"]
 
 
 @dataclass(frozen=True)
@@ -55,31 +70,98 @@ class PassCost:
 
     def of(self, tokens: int) -> float:
         """Seconds of a pass over this many tokens; extrapolated beyond the largest size."""
-        points = list(zip(self.sizes, self.seconds, strict=True))
-        if len(points) == 1:
+        if len(self.sizes) == 1:
             return self.seconds[0] * tokens
-        for (a, low), (b, high) in pairwise(points):
-            if tokens <= b or b == self.sizes[-1]:
-                return max(low, low + (high - low) * (tokens - a) / (b - a))
-        raise AssertionError("unreachable")
+        right = min(bisect_left(self.sizes, tokens, 1), len(self.sizes) - 1)
+        a, b = self.sizes[right - 1 : right + 1]
+        low, high = self.seconds[right - 1 : right + 1]
+        return max(low, low + (high - low) * (tokens - a) / (b - a))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> "PassCost":
-        """The inverse of `to_dict`; `BadSettings` for anything else."""
-        try:
-            return cls(
-                tuple(map(int, found["sizes"])),
-                tuple(map(float, found["seconds"])),
-                tuple(map(int, found["packed"])),
-                int(found["context"]),
-                int(found["repeats"]),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BadSettings(f"this is not the cost of passes: {error!r}") from error
+_KNOWN: dict[str, PassCost] = {}  # of this process
+
+
+def cost_of_passes(
+    transformer: Transformer, packed: Packed | None = None, *, rowwise: bool = False
+) -> tuple[PassCost, Source]:
+    """The cost of passes and where it is from; measured now if it is not known yet.
+
+    `packed` are weights packed for passes over a few tokens; with `rowwise`, each token attends as
+    in a one-token pass.
+    """
+    about = _circumstances(transformer, packed, rowwise)
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    if (known := _KNOWN.get(key)) is not None:
+        return known, "this process"
+    # Other devices are measured in no time, and are not described well enough to be recognised.
+    file = cache_root() / "costs" / f"{key}.json" if about["devices"] == ["cpu"] else None
+    if file is not None and (cost := _read(file, about)) is not None:
+        source: Source = "cache"
+    else:
+        source, started = "measured", time.perf_counter()
+        cost = measure_passes(transformer, packed, rowwise=rowwise)
+        if file is not None and time.perf_counter() - started > WORTH_A_FILE:
+            with suppress(CannotWrite, OSError):  # the next process measures again
+                write_json(file, {"about": about, "cost": asdict(cost)})
+    _KNOWN[key] = cost
+    return cost, source
+
+
+def _circumstances(
+    transformer: Transformer, packed: Packed | None, rowwise: bool
+) -> dict[str, Any]:
+    """What the cost of a pass depends on, as plain JSON types."""
+    model = transformer.model
+    # Names that begin with "_" say where a model was loaded from.
+    config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_")}
+    shapes = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    structure = json.dumps([config, shapes], sort_keys=True, default=str)
+    return {
+        "method": METHOD,
+        "model": type(model).__name__,
+        "structure": hashlib.sha256(structure.encode()).hexdigest()[:32],
+        "attention": str(getattr(model.config, "_attn_implementation", None)),
+        "devices": sorted({str(p.device) for p in model.parameters()}),
+        "packed": None if packed is None else packed.layout.name,
+        "rowwise": rowwise,
+        "threads": torch.get_num_threads(),
+        "machine": machine(),
+    }
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """The processor, and the versions of what runs on it."""
+    lines: list[str] = []
+    with suppress(OSError):  # Linux only
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "processor": next(names, platform.processor()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "layerleap": layerleap.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _read(file: Path, about: dict[str, Any]) -> PassCost | None:
+    """What an earlier process measured; None if nothing, or if the file is damaged or foreign."""
+    try:
+        stored = read_json(file)
+        if stored["about"] != about:
+            return None
+        cost = stored["cost"]
+        return PassCost(
+            tuple(map(int, cost["sizes"])),
+            tuple(map(float, cost["seconds"])),
+            tuple(map(int, cost["packed"])),
+            int(cost["context"]),
+            int(cost["repeats"]),
+        )
+    except (BadArtifact, BadSettings, KeyError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def measure_passes(
@@ -89,16 +171,10 @@ def measure_passes(
     rowwise: bool = False,
     repeats: int = REPEATS,
 ) -> PassCost:
-    """Measure the cost of passes. Decoders ask `kept_costs.cost_of_passes`, which remembers it.
+    """Measure the cost of passes; arguments are those of `cost_of_passes`.
 
-    Sizes take turns, so that a slow moment affects all of them.
-
-    Args:
-        transformer: a decoder.
-        packed: its weights, packed for passes over a few tokens.
-        rowwise: each token attends as in a pass of its own.
-        repeats: the fastest repeat counts: other load can only slow passes down, and it slows
-            passes over many tokens more.
+    Sizes take turns, so that a slow moment affects all of them. The fastest of the `repeats`
+    counts: other load can only slow passes down, and it slows passes over many tokens more.
     """
     context = min(CONTEXT, longest_input(transformer) - SIZES[-1])
     if context < 1:
@@ -117,16 +193,13 @@ def measure_passes(
                 break
             for size in SIZES:
                 started = time.perf_counter()
-                _wait(transformer.logits(cursor.run(Tree.chain(ids[context : context + size])).h))
+                tree = Tree.chain(ids[context : context + size])
+                logits = transformer.logits(cursor.run(tree).h)
+                if logits.device.type != "cpu":
+                    torch.accelerator.synchronize(logits.device)
                 if turn:
                     seconds[size].append(time.perf_counter() - started)
                 cursor.cut(context)
     best = tuple(min(values) for values in seconds.values())
     sizes = () if packed is None else packed.sizes
     return PassCost(SIZES, best, sizes, context, len(seconds[1]))
-
-
-def _wait(result: torch.Tensor) -> None:
-    """Wait until the device is done."""
-    if result.device.type != "cpu":
-        torch.accelerator.synchronize(result.device)

@@ -21,8 +21,7 @@ from layerleap.act.decode import request
 from layerleap.act.decode.decoding_stats import Exactness, Preparation
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import Drafter
-from layerleap.act.decode.kept_costs import cost_of_passes
-from layerleap.act.decode.pass_cost import PassCost
+from layerleap.act.decode.pass_cost import PassCost, cost_of_passes
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.errors import BadSettings
 from layerleap.lens.lens import Lens
@@ -54,12 +53,12 @@ class Prepared:
     """A decoder's settings, checked against a model, and what was prepared so far."""
 
     def __init__(self, decoder: "Decoder", model: PreTrainedModel) -> None:
-        own = decoder._transformer
-        is_own = own is not None and own.model is model
-        self.transformer = own if own is not None and is_own else Transformer.of(model)
-        looked = nullcontext() if is_own else self.transformer.just_marked()
+        wrapped = decoder._transformer
+        is_wrapped = wrapped is not None and wrapped.model is model
+        self.transformer = wrapped if wrapped is not None and is_wrapped else Transformer.of(model)
+        just_marked = nullcontext() if is_wrapped else self.transformer.just_marked()
         self.axes = find_axes(self.transformer)  # refuses models that cannot run over a cursor
-        with looked:  # refuses a bank of another model, unless that was asked for
+        with just_marked:  # refuses a bank of another model, unless that was allowed
             self.lens = Lens(self.transformer, decoder.bank, other_model=decoder._other_model)
         decoder.bank = self.lens.bank if decoder._other_model else decoder.bank
         self._identity = self.transformer.identity
@@ -79,34 +78,32 @@ class Prepared:
         ids, ends = decoder.shortlist_ids, request.end_tokens(model)
         self.shortlist = None if ids is None else Shortlist(self.transformer, {*ids, *ends})
         self.decoder = decoder
-        self.dtypes = dtypes(self.transformer)
+        self.dtypes = self._dtypes()
         self.is_equipped = False
         self._cost = decoder._cost or FIRST_COST
 
     def is_outdated(self, model: PreTrainedModel) -> bool:
-        """True for another model, or if its weights were changed since; asked at every call."""
+        """True for another model, or if its weights were changed since; checked at every call."""
         self.transformer.refresh()
-        self.dtypes = dtypes(self.transformer)
+        self.dtypes = self._dtypes()
         return self.transformer.model is not model or self.transformer.identity != self._identity
+
+    def _dtypes(self) -> set[torch.dtype]:
+        """Of the parameters; under autocast none, as products are computed in others."""
+        model = self.transformer.model
+        if torch.is_autocast_enabled(model.device.type):
+            return {torch.bool}
+        return {p.dtype for p in model.parameters() if p.is_floating_point()}
 
     def cursor(self, text: int, n_prompt: int) -> Cursor:
         """A new cursor over one text of a batch."""
-        return Cursor(
-            self.transformer,
-            self.axes,
-            packed=self.packed,
-            rowwise=self.keeps_bits,
-            text=text,
-            prompt=n_prompt,
-        )
+        how: Any = {"packed": self.packed, "rowwise": self.keeps_bits}
+        return Cursor(self.transformer, self.axes, text=text, prompt=n_prompt, **how)
 
     def is_due(self, tokens: int, room: int, soon: int = SOON) -> bool:
-        """True if the rest should be prepared now.
+        """True if the rest should be prepared now, before up to `room` more tokens.
 
-        Args:
-            tokens: written since the call began.
-            room: how many more may follow.
-            soon: tokens of this process that come first.
+        `tokens` were written since the call began; `soon` tokens of this process come first.
         """
         if self.is_equipped or self.decoder._cost is not None:  # nothing has to be measured
             return not self.is_equipped
@@ -136,11 +133,11 @@ class Prepared:
         layout = None if packed is None else packed.layout.name
         return Preparation(after, time.perf_counter() - started, layout, source)
 
-    # The next ones are asked at every call: the model may be cast in between.
+    # Properties, since the model may be cast between two calls.
 
     @property
     def packed(self) -> Packed | None:
-        """The packed weights, if they are wanted, faster, and due."""
+        """The packed weights, if the decoder uses them and they are prepared and faster."""
         # They round differently, and `strict` asks for what `generate` computes.
         if not self.is_equipped or not self.decoder.packed or self.is_one_by_one:
             return None
@@ -151,8 +148,8 @@ class Prepared:
         """True if, in bfloat16, passes over several tokens have the bits of one-token ones."""
         if not self._wants_bits or not self.is_equipped:
             return False
-        model, wanted = self.transformer.model, self.decoder.packed
-        packed = Packed.of(model) if wanted else None
+        model = self.transformer.model
+        packed = Packed.of(model) if self.decoder.packed else None
         known = _BITS.setdefault(model, {})
         key = self.transformer.identity, packed is not None and packed.layout.name
         if key not in known:
@@ -161,9 +158,8 @@ class Prepared:
 
     @property
     def _wants_bits(self) -> bool:
-        decoder, is_bf16 = self.decoder, self.dtypes == {torch.bfloat16}
-        is_other = decoder.rule is not None or "early" in decoder.drafts
-        return decoder.strict is not False and is_bf16 and not is_other
+        is_bf16 = self.dtypes == {torch.bfloat16}
+        return self.decoder.strict is not False and is_bf16 and self.decoder.verifies_drafts
 
     @property
     def is_wide(self) -> bool:
@@ -193,10 +189,8 @@ class Prepared:
 
     @property
     def _draws(self) -> bool:
-        """True if the drafter is asked for drafts."""
-        decoder = self.decoder
-        is_other = decoder.rule is not None or "early" in decoder.drafts
-        return not is_other and decoder.max_nodes > 1
+        """True if drafts are drawn."""
+        return self.decoder.verifies_drafts and self.decoder.max_nodes > 1
 
     @once
     def drafter(self) -> Drafter:
@@ -214,11 +208,3 @@ class Prepared:
         most = self.decoder.max_nodes if self._draws and not self.is_one_by_one else 1
         if (self._cost, most) != (self.drafter.cost, self.drafter.most):
             self.drafter.use(self._cost, most)
-
-
-def dtypes(transformer: Transformer) -> set[torch.dtype]:
-    """Of the parameters; under autocast none, as products are computed in others."""
-    model = transformer.model
-    if torch.is_autocast_enabled(model.device.type):
-        return {torch.bool}
-    return {p.dtype for p in model.parameters() if p.is_floating_point()}

@@ -38,16 +38,16 @@ PLACED = ("attention_chunk_size", "attn_temperature_tuning")
 
 
 def refuse_dropped(caller: FrameType) -> None:
-    """Refuse what `generate` was given and silently keeps from a decoder that is not its own.
+    """Refuse arguments that `generate` silently keeps from a decoder that is not its own.
 
     A dropped streamer would never end, and whoever reads from it would wait forever.
     """
-    given = caller.f_locals if caller.f_code.co_name == "generate" else {}
-    if given.get("streamer") is not None:
+    arguments = caller.f_locals if caller.f_code.co_name == "generate" else {}
+    if arguments.get("streamer") is not None:
         raise BadSettings(
             "generate does not pass its streamer on to a custom decoder; pass it as stream_to"
         )
-    if given.get("synced_gpus"):
+    if arguments.get("synced_gpus"):
         raise BadSettings("synced_gpus is not supported: processes cannot stay in step here")
 
 
@@ -71,8 +71,9 @@ def check_options(config: Any, model_kwargs: Mapping[str, Any]) -> None:
             "attentions and hidden states are not returned, as passes cover several tokens; leave "
             "out output_attentions and output_hidden_states"
         )
-    if others := [k for k, v in model_kwargs.items() if v is not None and k not in HANDLED]:
-        raise BadSettings(f"model argument {sorted(others)[0]!r} is not supported; leave it out")
+    unknown = {name for name, value in model_kwargs.items() if value is not None} - HANDLED
+    if unknown:
+        raise BadSettings(f"model argument {min(unknown)!r} is not supported; leave it out")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and (type(cache) is not DynamicCache or cache.offloading):
         name = "offloaded cache" if type(cache) is DynamicCache else type(cache).__name__
@@ -92,9 +93,8 @@ def check_batch(
 ) -> None:
     """Refuse options that are not supported for several texts, or for padded ones."""
     cache = model_kwargs.get("past_key_values")
-    if any(skips) and (
-        _returns_cache(cache, config) or (cache is not None and cache.get_seq_length())
-    ):
+    has_begun = cache is not None and cache.get_seq_length()
+    if any(skips) and (has_begun or _returns_cache(cache, config)):
         raise BadSettings(
             "a cache of padded texts cannot be passed in or returned; decode one text at a time"
         )
@@ -104,10 +104,10 @@ def check_batch(
         raise BadSettings(f"cannot stream {len(skips)} texts at once; decode one text at a time")
     if config.return_dict_in_generate and (config.output_scores or config.output_logits):
         raise BadSettings("scores of several texts are not returned; decode one text at a time")
-    for one in [*(processors or ()), *(criteria or ())]:
-        if any(name in type(one).__name__ for name in IN_STEP):
+    for name in (type(one).__name__ for one in [*(processors or ()), *(criteria or ())]):
+        if any(part in name for part in IN_STEP):
             raise BadSettings(
-                f"{type(one).__name__} needs all texts of a batch in step, but each is decoded at "
+                f"{name} needs all texts of a batch in step, but each is decoded at "
                 "its own pace; decode one text at a time"
             )
 
@@ -128,13 +128,13 @@ def stop_criteria(tokenizer: Any, strings: str | Sequence[str]) -> StoppingCrite
 
     `generate` loses the tokenizer that `stop_strings` needs when the decoding loop is not its own.
     """
-    listed = [strings] if isinstance(strings, str) else list(strings)
-    if not listed or not all(isinstance(one, str) and one for one in listed):
+    texts = [strings] if isinstance(strings, str) else list(strings)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
         raise BadSettings(f"stop_strings is {strings!r}; expected strings that are not empty")
     if tokenizer is None:
         raise BadSettings("stop_strings need a tokenizer; pass it as tokenizer=...")
     try:
-        return StoppingCriteriaList([StopStringCriteria(tokenizer, listed)])
+        return StoppingCriteriaList([StopStringCriteria(tokenizer, texts)])
     except ValueError as error:  # tokens whose text is not known, as in a vocabulary of words
         raise BadSettings(
             f"transformers cannot match stop strings with this tokenizer ({first_line(error)}); "
@@ -185,8 +185,8 @@ def padding(input_ids: Tensor, config: Any, model_kwargs: Mapping[str, Any]) -> 
                 "the attention mask has gaps or padding on the right; pad on the left"
             )
         if places is not None:
-            given = places[row if len(places) > 1 else 0][-n:]
-            if not torch.equal(given.cpu(), torch.arange(n)[-len(given) :]):
+            positions = places[row if len(places) > 1 else 0][-n:]
+            if not torch.equal(positions.cpu(), torch.arange(n)[-len(positions) :]):
                 raise BadSettings("position_ids other than 0, 1, 2, ... are not supported")
         skips.append(n_ids - n)
     return skips

@@ -5,47 +5,29 @@ Out: tokens, one at a time, each as soon as it is final.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Processor = Callable[[Tensor, Tensor], Tensor]
+Processor = Callable[[Tensor, Tensor], Tensor]  # (1, n) ids, float32 (1, d_vocab) logits: scores
 
 
+@dataclass(eq=False)
 class TokenChooser:
     """One growing text. Random numbers are drawn once per token, in the order of tokens."""
 
-    def __init__(
-        self,
-        ids: Tensor,
-        *,
-        skip: int = 0,
-        processor: Processor,
-        criteria: Callable[[Tensor, Any], Tensor],
-        sample: bool = False,
-        streamer: Any = None,
-        keep_scores: bool = False,
-        keep_logits: bool = False,
-    ) -> None:
-        """Start with nothing chosen.
-
-        Args:
-            ids: (1, n) the text so far, including padding, which processors see too.
-            skip: number of padding tokens at its beginning.
-            processor: from (1, n) and float32 (1, d_vocab) to scores.
-            criteria: decides after each token whether the text is finished.
-            sample: sample from the scores instead of taking the best.
-            streamer: receives each token.
-            keep_scores: keep the scores of each token.
-            keep_logits: keep the logits of each token.
-        """
-        self.ids, self.skip, self.processor, self.criteria = ids, skip, processor, criteria
-        self.sample, self.streamer = sample, streamer
-        self.scores: list[Tensor] | None = [] if keep_scores else None
-        self.logits: list[Tensor] | None = [] if keep_logits else None
-        self.is_finished = False
-        self.chosen: list[int] = []
+    ids: Tensor  # (1, n) the text so far, including padding, which processors see too
+    processor: Processor
+    criteria: Callable[[Tensor, Any], Tensor]  # after each token: is the text finished?
+    skip: int = 0  # padding tokens at its beginning
+    sample: bool = False  # sample from the scores instead of taking the best
+    streamer: Any = None  # receives each token
+    scores: list[Tensor] | None = None  # of each token, if they are kept
+    logits: list[Tensor] | None = None  # likewise
+    is_finished: bool = False
+    chosen: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> list[int]:
@@ -53,12 +35,10 @@ class TokenChooser:
         return self.ids[0, self.skip :].tolist()
 
     def __call__(self, logits: Tensor, whole: Callable[[], Tensor] | None = None) -> int:
-        """Choose the next token and append it.
+        """Choose the token after the position of these logits, and append it.
 
-        Args:
-            logits: logits of the position before it.
-            whole: returns the logits of the whole head, used if processors rule out every token
-                of `logits`.
+        `whole` returns the logits of the whole head, used if processors rule out every token of
+        `logits`.
         """
         # Processors, criteria and streamers may be the user's own: they get normal tensors.
         with torch.inference_mode(False), torch.no_grad():

@@ -22,12 +22,7 @@ class Shortlist:
     bias: Tensor | None
 
     def __init__(self, transformer: Transformer, ids: Iterable[int]) -> None:
-        """Copies the rows, so that they are contiguous in memory.
-
-        Args:
-            transformer: the model.
-            ids: tokens; stored in ascending order, so that ties are broken as in the whole head.
-        """
+        """Copy the rows, so that they are contiguous; `ids` are sorted to break ties as before."""
         self.transformer = transformer
         self.ids = torch.tensor(sorted(set(ids)), dtype=torch.long)
         if len(self.ids) < 2 or int(self.ids[0]) < 0 or int(self.ids[-1]) >= transformer.d_vocab:
@@ -35,26 +30,20 @@ class Shortlist:
                 f"a shortlist of {len(self.ids)} tokens is not valid; expected at least 2 ids from "
                 f"0 to {transformer.d_vocab - 1}"
             )
-        self._head = self._find_head()
-        head = transformer.model.get_submodule(transformer.tail[self._head].path)
-        assert isinstance(head, nn.Linear)
-        self._take_rows(head)
+        for self._place, step in enumerate(transformer.tail):
+            head = transformer.model.get_submodule(step.path) if step.path else None
+            if type(head) is nn.Linear and head.out_features == transformer.d_vocab:
+                self._take_rows(head)
+                return
+        raise ModelRefused(
+            f"the head of {transformer.identity.name} is not a plain linear layer (quantised "
+            "heads are not), so a shortlist cannot take rows from it; use the whole head"
+        )
 
     def _take_rows(self, head: nn.Linear) -> None:
         rows = self.ids.to(head.weight.device)
         self.weight = head.weight.detach()[rows].contiguous()
         self.bias = None if head.bias is None else head.bias.detach()[rows]
-
-    def _find_head(self) -> int:
-        """Index of the step of the tail that outputs one number per token."""
-        for at, step in enumerate(self.transformer.tail):
-            module = self.transformer.model.get_submodule(step.path) if step.path else None
-            if type(module) is nn.Linear and module.out_features == self.transformer.d_vocab:
-                return at
-        raise ModelRefused(
-            f"the head of {self.transformer.identity.name} is not a plain linear layer (quantised "
-            "heads are not), so a shortlist cannot take rows from it; use the whole head"
-        )
 
     @classmethod
     def common(cls, transformer: Transformer, texts: Iterable[list[int]], size: int) -> "Shortlist":
@@ -65,8 +54,8 @@ class Shortlist:
     def logits(self, h: Tensor) -> Tensor:
         """Logits of rows of h[n_layers]: (row, d_model) -> (row, len(ids))."""
         value = h.unsqueeze(1)
-        for at, step in enumerate(self.transformer.tail):
-            if at == self._head:
+        for place, step in enumerate(self.transformer.tail):
+            if place == self._place:
                 value = self._multiply(value.to(self.weight.device))
             else:
                 value = self.transformer.apply(step, value)
@@ -76,9 +65,6 @@ class Shortlist:
         return nn.functional.linear(rows, self.weight, self.bias)
 
     def expand(self, logits: Tensor) -> Tensor:
-        """Logits of the whole vocabulary, with -inf outside the list.
-
-        (row, len(ids)) -> (row, d_vocab)
-        """
+        """Logits of the whole vocabulary, -inf outside the list: (row, ids) -> (row, d_vocab)."""
         whole = logits.new_full((len(logits), self.transformer.d_vocab), -torch.inf)
         return whole.index_copy_(1, self.ids.to(logits.device), logits)

@@ -30,6 +30,7 @@ from layerleap.models.discovery.probe import vocabulary_size
 
 TEXTS = 8  # at most, per pass
 KEYS = 2048  # at most, in one cache: skipping over the keys of other texts takes time
+LEAST_P = 0.4  # least probability of a draft that an early layer predicts
 
 
 @torch.no_grad()
@@ -41,7 +42,7 @@ def speculate(
     tie_steps: float = 0.0,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Generate until the chooser is finished, or until `until`, which is asked before each pass.
+    """Generate until the chooser is finished, or `until`, called before each pass, returns True.
 
     The text has begun, and the cursor is inside its `with`. Where the two best logits are at most
     `tie_steps` rounding steps apart, a pass of its own decides.
@@ -50,7 +51,7 @@ def speculate(
         n_before = len(chooser.chosen)
         draft = drafter.draw(chooser.chosen[-1], stats.draft_room)
         ran = cursor.run(draft.tree)
-        path, answers = verify(cursor, chooser, ran, draft.tree, stats, tie_steps)
+        path, answers = _verify(cursor, chooser, ran, draft.tree, stats, tie_steps)
         drafter.learn(draft, path, answers, chooser.chosen[n_before:])
 
 
@@ -59,10 +60,12 @@ def begin(cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: Decodi
     """Read the text so far, of which the cursor lacks a token or more, and choose the next one."""
     drafter.begin(chooser.text)
     ran = cursor.run(chooser.text[cursor.length :])
-    drafter.add(_choose(cursor, chooser, ran, stats))
+    token = chooser(cursor.transformer.logits(ran.h[-1:])[0])
+    stats.record_pass(tokens=1, layer=ran.layer, is_prompt=True)
+    drafter.add(token)
 
 
-def verify(
+def _verify(
     cursor: Cursor,
     chooser: TokenChooser,
     ran: PassEnd,
@@ -76,7 +79,7 @@ def verify(
         The accepted nodes, and for every node the most likely token after it.
     """
     logits = cursor.transformer.logits(ran.h[len(ran.h) - len(tree) :])
-    path, is_tied = follow(chooser, logits, tree, tie_steps)
+    path, is_tied = _follow(chooser, logits, tree, tie_steps)
     decided = path[:-1] if is_tied else path
     cursor.keep(decided, tree)
     stats.record_pass(tokens=len(decided), drafts=len(tree) - 1, layer=ran.layer)
@@ -87,8 +90,8 @@ def verify(
     return path, logits.argmax(-1).tolist()
 
 
-def follow(
-    chooser: TokenChooser, logits: Tensor, tree: Tree, tie_steps: float = 0.0
+def _follow(
+    chooser: TokenChooser, logits: Tensor, tree: Tree, tie_steps: float
 ) -> tuple[list[int], bool]:
     """Choose a token after node after node, as long as the chosen token is itself a node.
 
@@ -111,16 +114,8 @@ def follow(
 def near_ties(logits: Tensor, steps: float) -> list[bool]:
     """For each row: are the two best logits at most this many rounding steps apart?"""
     best, second = logits.topk(2).values.float().unbind(-1)
-    close: list[bool] = (
-        best - second <= steps * torch.finfo(logits.dtype).eps * best.abs()
-    ).tolist()
-    return close
-
-
-def _choose(cursor: Cursor, chooser: TokenChooser, ran: PassEnd, stats: DecodingStats) -> int:
-    token = chooser(cursor.transformer.logits(ran.h[-1:])[0])
-    stats.record_pass(tokens=1, layer=ran.layer, is_prompt=True)
-    return token
+    step = torch.finfo(logits.dtype).eps * best.abs()
+    return (best - second <= steps * step).tolist()
 
 
 @torch.no_grad()
@@ -131,29 +126,27 @@ def speculate_early(
     layer: int,
     stats: DecodingStats,
     *,
-    most: int = 4,
-    least_p: float = 0.4,
+    most: int,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
     """The same with drafts read from an early layer, whose computation the verification reuses.
 
     Tokens wait at `layer` while up to `most` drafts follow one another, each with a probability of
-    at least `least_p`.
+    at least `LEAST_P`.
     """
     d_vocab = vocabulary_size(cursor.transformer.model)  # some heads have more rows
-    stop: Callable[..., bool] = lambda *_: True  # noqa: E731
     while not chooser.is_finished and not until():
         drafts = chooser.chosen[-1:]
         room = min(most, stats.draft_room)
         while True:
-            ran = cursor.run(drafts[-1:], watch=stop, checks=[layer])
+            ran = cursor.run(drafts[-1:], watch=lambda *_: True, checks=[layer])
             if len(drafts) > room:
                 break
             p, best = lens.logits(ran.h[-1:], layer)[0].float().softmax(-1)[:d_vocab].max(0)
-            if p < least_p:
+            if p < LEAST_P:
                 break
             drafts.append(int(best))
-        verify(cursor, chooser, cursor.run([]), Tree.chain(drafts), stats)
+        _verify(cursor, chooser, cursor.run([]), Tree.chain(drafts), stats)
 
 
 def groups(
@@ -164,14 +157,14 @@ def groups(
     `max_length` is the maximum length of a text, including padding.
     """
     group: list[TokenChooser] = []
-    keys = 0
+    n_keys = 0
     for chooser in choosers:
-        own = max_length - chooser.skip
-        if group and (len(group) == min(most, TEXTS) or keys + own > KEYS):
+        length = max_length - chooser.skip
+        if group and (len(group) == min(most, TEXTS) or n_keys + length > KEYS):
             yield group
-            group, keys = [], 0
+            group, n_keys = [], 0
         group.append(chooser)
-        keys += own
+        n_keys += length
     if group:
         yield group
 
@@ -186,8 +179,8 @@ def speculate_batch(
 ) -> None:
     """Generate until all texts are finished.
 
-    Each text has its first token, and a drafter that is a twin of the others. Unfinished texts have
-    joined the cursor, which is inside its `with`, under their index.
+    Each text has its first token, and a drafter that shares what it learns with the others.
+    Unfinished texts have joined the cursor, which is inside its `with`, under their index.
     """
     last = cursor.transformer.n_layers
     started = time.perf_counter()
@@ -202,12 +195,12 @@ def speculate_batch(
         logits = cursor.transformer.logits(torch.cat(list(h.values())))
         rows = logits.split([len(draft.tree) for draft in drafts.values()])
         paths, tied = dict[int, list[int]](), list[int]()
-        for (n, draft), own in zip(drafts.items(), rows, strict=True):
+        for (n, draft), text_logits in zip(drafts.items(), rows, strict=True):
             n_before = len(choosers[n].chosen)
-            path, is_tied = follow(choosers[n], own, draft.tree, tie_steps)
+            path, is_tied = _follow(choosers[n], text_logits, draft.tree, tie_steps)
             paths[n] = path[:-1] if is_tied else path
             stats[n].record_pass(tokens=len(paths[n]), drafts=len(draft.tree) - 1, layer=last)
-            answers, new = own.argmax(-1).tolist(), choosers[n].chosen[n_before:]
+            answers, new = text_logits.argmax(-1).tolist(), choosers[n].chosen[n_before:]
             drafters[n].learn(draft, path, answers, new)
             if is_tied:
                 tied.append(n)

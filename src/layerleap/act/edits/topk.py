@@ -15,7 +15,7 @@ from layerleap.act.topk.pages import (
     PagedKeys,
     Pages as Pages,  # `edits.Pages`
 )
-from layerleap.act.topk.settings import K, TopKSettings
+from layerleap.act.topk.topk_settings import K, TopKSettings
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
 from layerleap.models.hooks.edit import Change, Edit

@@ -7,12 +7,12 @@ from .calibration import (
 )
 from .cost import Cost as Cost, measure_cost as measure_cost
 from .evidence import Evidence as Evidence, evidence as evidence, split as split
-from .families import Family as Family, family as family
 from .learned import Learned as Learned
-from .plan import ExitPlan as ExitPlan
 from .replay import Exits as Exits, Sweep as Sweep, curve as curve, replay as replay, sweep as sweep
 from .rules import (
     Entropy as Entropy,
+    ExitPlan as ExitPlan,
+    Family as Family,
     Fixed as Fixed,
     Gap as Gap,
     Never as Never,
@@ -22,6 +22,7 @@ from .rules import (
     Similarity as Similarity,
     Task as Task,
     TopProbability as TopProbability,
+    family as family,
     rule_from_dict as rule_from_dict,
 )
 from .savings import Saving as Saving, saved_at as saved_at

@@ -5,7 +5,7 @@ guarantee, or no rule, which means "never exit". `verify` then tests it on fresh
 
 "ltt"   Learn-then-test (Angelopoulos et al., arXiv 2110.01052): with probability 1 - delta over
         the calibration rows, the fraction of rows that disagree is at most the tolerance. Knobs
-        are tested from safe to bold by exact binomial tests, each at level delta, up to the first
+        are tested from the safest on by exact binomial tests, each at level delta, up to the first
         that fails. The fixed order makes a correction for multiple tests unnecessary.
 "crc"   Conformal risk control (arXiv 2208.02814): the expected fraction is at most the tolerance,
         on average over calibration sets, not for each of them.
@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import replay, sweep
-from layerleap.act.exits.rules import Never, Rule, rule_from_dict
+from layerleap.act.exits.rules import Family, Never, Rule, rule_from_dict
 from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.extras import learn_library
 from layerleap.lens.intervals import SHARE, mean_interval
@@ -84,7 +83,11 @@ class Verified:
 
 def rows_needed(tolerance: float, delta: float | None, method: Method = "ltt") -> int:
     """The smallest number of calibration rows that can pass, if none of them disagrees."""
-    _check(tolerance, delta, method)
+    check_choice(method, Method, "method")
+    if not 0 < tolerance < 1:
+        raise BadSettings(f"tolerance {tolerance} is out of range; expected between 0 and 1")
+    if method == "ltt" and (delta is None or not 0 < delta < 1):
+        raise BadSettings(f"delta {delta} is out of range; expected between 0 and 1")
     if delta is None or method == "crc":
         rows = 1 / tolerance - 1
     else:
@@ -114,7 +117,6 @@ def calibrate(
             family's grid of `n` values.
         n: size of that grid.
     """
-    _check(tolerance, delta, method)
     level = delta if method == "ltt" else None
     rows = len(evidence)
     if rows < (needed := rows_needed(tolerance, level, method)):
@@ -126,39 +128,25 @@ def calibrate(
     order.sort(reverse=family.direction == "later")  # the safest first
     swept = sweep(family, evidence, order)
     wrong = ~swept.agrees
+    # Wrong at a knob or at a safer one, so monotone, as risk control requires: the plain loss is
+    # not, as a row may be wrong at one layer and right at an earlier one.
+    ever_wrong = wrong.int().cummax(1).values.sum(0)
     if method == "ltt":
         index = int(fixed_sequence(wrong.sum(0), rows, tolerance, delta))
     else:
-        index = int(risk_control(_envelope(wrong).sum(0), rows, tolerance))
+        index = int(risk_control(ever_wrong, rows, tolerance))
     if index < 0 or swept.exits(index).saved == 0:
-        return _never(tolerance, level, method, evidence)
-    observed = swept.exits(index)
-    errors = int(wrong[:, index].sum())
-    bound = (
-        upper_bound(errors, rows, delta)
-        if method == "ltt"
-        else (int(_envelope(wrong)[:, index].sum()) + 1) / (rows + 1)
-    )
+        note = f"no rule that exits keeps disagreement at most {tolerance:g} on {rows} rows"
+        return Calibrated(None, tolerance, level, method, rows, 0.0, 0.0, f"{note}: never exit")
+    exits, errors = swept.exits(index), int(wrong[:, index].sum())
+    if method == "ltt":
+        bound = upper_bound(errors, rows, delta)
+    else:
+        bound = (int(ever_wrong[index]) + 1) / (rows + 1)
     rule = family.at(order[index])
     guarantee = _guarantee(tolerance, level, evidence)
-    note = f"{rule}: saves {observed.saved:.3g} of {observed.n_layers} layers here; {guarantee}"
+    note = f"{rule}: saves {exits.saved:.3g} of {exits.n_layers} layers here; {guarantee}"
     return Calibrated(rule, tolerance, level, method, rows, errors / rows, bound, note)
-
-
-def _check(tolerance: float, delta: float | None, method: str) -> None:
-    check_choice(method, Method, "method")
-    if not 0 < tolerance < 1:
-        raise BadSettings(f"tolerance {tolerance} is out of range; expected between 0 and 1")
-    if method == "ltt" and (delta is None or not 0 < delta < 1):
-        raise BadSettings(f"delta {delta} is out of range; expected between 0 and 1")
-
-
-def _never(tolerance: float, delta: float | None, method: Method, evidence: Evidence) -> Calibrated:
-    note = (
-        f"no rule that exits keeps disagreement at most {tolerance:g} on {len(evidence)} rows: "
-        "never exit"
-    )
-    return Calibrated(None, tolerance, delta, method, len(evidence), 0.0, 0.0, note)
 
 
 def _guarantee(tolerance: float, delta: float | None, evidence: Evidence) -> str:
@@ -187,17 +175,9 @@ def fixed_sequence(errors: Tensor, n: int, tolerance: float, delta: float) -> Te
 def risk_control(errors: Tensor, n: int, tolerance: float) -> Tensor:
     """The last knob with (errors + 1) / (n + 1) <= tolerance, or -1: (..., knob) -> (...).
 
-    Errors must not decrease from one knob to the next bolder one: see `_envelope`.
+    Errors must not decrease from one knob to the next, more aggressive one.
     """
     return ((errors + 1) / (n + 1) <= tolerance).int().cumprod(-1).sum(-1) - 1
-
-
-def _envelope(wrong: Tensor) -> Tensor:
-    """(row, knob): wrong at this knob or a safer one, so monotone, as risk control requires.
-
-    The plain loss is not monotone: a row may be wrong at one layer and right at an earlier one.
-    """
-    return wrong.int().cummax(1).values
 
 
 def upper_bound(errors: int, n: int, delta: float) -> float:

@@ -69,17 +69,19 @@ class LayerPrices:
         derived = ("n_layers", "full", "head_in_blocks")
         return values | {name: getattr(self, name) for name in derived}
 
-    def _paid(self, check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
+    def _paid(
+        self, reading: Tensor, check: Tensor, checked: Iterable[int], *, reads: bool
+    ) -> Tensor:
         """(layer,): the price of a row that leaves at each layer.
 
-        Args:
-            check: (layer,) of a check at each layer.
-            answer: (layer,) of the answer, in addition to the last check.
-            checked: where the rule is checked; layer 0 and the last are never exits, so they are
-                left out.
+        `reading` and `check` are prices by layer. A rule that `reads` gets its answer from the last
+        check; other rules read once, at the exit. Layer 0 and the last are never exits, so nothing
+        is checked there, and the answer of the last is the model's own.
         """
         is_checked = torch.zeros(self.n_layers + 1, dtype=torch.float64)
         is_checked[[layer for layer in checked if FIRST_EXIT <= layer < self.n_layers]] = 1.0
+        answer = torch.zeros_like(reading) if reads else reading.clone()
+        answer[-1] = self.head
         run = torch.tensor([0.0, *self.blocks], dtype=torch.float64).cumsum(0)
         return run + (is_checked * check).cumsum(0) + answer
 
@@ -112,11 +114,6 @@ class Cost(LayerPrices):
                 f"exits of a model with {exits.n_layers} layers do not fit costs of a model with "
                 f"{self.n_layers}; measure the costs of the same model"
             )
-        by_layer = self._by_layer(rule, layers_checked)
-        return by_layer[exits.layer].mean().item()
-
-    def _by_layer(self, rule: Rule, layers_checked: Sequence[int] | None) -> Tensor:
-        """(layer,): the cost of a row that leaves at each layer."""
         maps = torch.tensor(self.maps, dtype=torch.float64)
         reading = maps + self.head  # at the last layer there is no map: the model's own head
         one_check = {
@@ -125,10 +122,8 @@ class Cost(LayerPrices):
             "nothing": torch.zeros_like(maps),
         }[rule.needs]
         checked = range(self.n_layers + 1) if layers_checked is None else layers_checked
-        # A rule that reads gets its answer from the last check; other rules read once, at the exit.
-        answer = reading if rule.needs != "reading" else torch.zeros_like(reading)
-        answer[-1] = self.head
-        return self._paid(one_check, answer, checked)
+        by_layer = self._paid(reading, one_check, checked, reads=rule.needs == "reading")
+        return by_layer[exits.layer].mean().item()
 
 
 def measure_cost(
@@ -150,7 +145,14 @@ def measure_cost(
         raise BadSettings(f"tokens {tokens}; expected 1 to {limit}, the most this model takes")
     if bank is not None:
         bank.check_model(transformer)
-    counter, inputs = _counter(), _inputs(transformer, tokens)
+    model, counter = transformer.model, _counter()
+    inputs = probe(model, rows=1)
+    ids = None if model.main_input_name == "pixel_values" else probe_ids(model, 1, tokens, 0)
+    if ids is not None and "decoder_input_ids" in inputs:
+        inputs = prepare(model, {**inputs, "decoder_input_ids": ids})
+    elif ids is not None:
+        mask = torch.ones_like(ids)
+        inputs = prepare(model, {**inputs, "input_ids": ids, "attention_mask": mask})
     with counter:
         blocks, h = metered_blocks(transformer, inputs, lambda _: counter.get_total_flops())
     context = h.shape[1]
@@ -162,25 +164,15 @@ def measure_cost(
             f"torch counts no FLOPs in a block or the head of {transformer.identity.name}: its "
             "products run in kernels that the counter does not know, such as quantised ones"
         )
+    n, states = transformer.n_layers, context if transformer.row_kind == "sequence" else 1
+    maps = (0.0 if bank is None else float(states * bank[layer, n].flops) for layer in range(n))
     return Cost(
         tuple(count / context for count in blocks),
         float(head.get_total_flops()),
-        _map_costs(transformer, bank, context if transformer.row_kind == "sequence" else 1),
+        (*maps, 0.0),
         transformer.d_model,
         context,
     )
-
-
-def _inputs(transformer: Transformer, tokens: int) -> dict[str, Any]:
-    """One example of `tokens` tokens."""
-    model = transformer.model
-    inputs = probe(model, rows=1)
-    if model.main_input_name == "pixel_values":
-        return inputs
-    ids = probe_ids(model, 1, tokens, 0)
-    if "decoder_input_ids" in inputs:
-        return prepare(model, {**inputs, "decoder_input_ids": ids})
-    return prepare(model, {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
 def metered_blocks(
@@ -210,15 +202,6 @@ def metered_blocks(
             f"{len(after)} blocks ran in this forward pass; expected {transformer.n_layers}"
         )
     return [end - start for start, end in zip(before, after, strict=True)], last[0]
-
-
-def _map_costs(
-    transformer: Transformer, bank: ShortcutBank | None, states: int
-) -> tuple[float, ...]:
-    """The FLOPs of each layer's map for all states of a row."""
-    layers = range(transformer.n_layers)
-    flops = (0 if bank is None else bank[layer, bank.n_layers].flops for layer in layers)
-    return (*(float(states * each) for each in flops), 0.0)
 
 
 def _counter() -> FlopCounterMode:

@@ -33,6 +33,7 @@ CHUNK = 256  # rows per call of a probe
 SLACK = 1e-3  # rounding may take probabilities and cosines this far out of their range
 COLUMNS = ("top", "top_prob", "second_prob", "entropy", "cosine")
 PER_ROW = ("position", "document", "final")
+RANGES = {"top_prob": (0, 1), "second_prob": (0, 1), "cosine": (-1, 1), "entropy": (0, torch.inf)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,14 @@ class Evidence:
     extra: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        self._check_layers()
+        rising = all(a < b for a, b in pairwise(self.layers))
+        if not self.layers or self.layers[0] < 0 or not rising:
+            raise BadSettings(
+                f"layers {self.layers} of the evidence are not in order; expected ascending layers "
+                "from 0 on"
+            )
+        if clash := {*COLUMNS, *PER_ROW} & set(self.extra):
+            raise BadSettings(f"the name {sorted(clash)[0]!r} is taken; rename this extra evidence")
         rows, columns = self.position.shape[0] if self.position.dim() else -1, len(self.layers)
         values = {name: getattr(self, name) for name in (*COLUMNS, *PER_ROW)} | dict(self.extra)
         for name, value in values.items():
@@ -63,25 +71,8 @@ class Evidence:
                 )
         self._check_ranges()
 
-    def _check_layers(self) -> None:
-        layers = self.layers
-        rising = all(a < b for a, b in pairwise(layers))
-        if not layers or layers[0] < 0 or not rising:
-            raise BadSettings(
-                f"layers {layers} of the evidence are not in order; expected ascending layers "
-                "from 0 on"
-            )
-        if clash := {*COLUMNS, *PER_ROW} & set(self.extra):
-            raise BadSettings(f"the name {sorted(clash)[0]!r} is taken; rename this extra evidence")
-
     def _check_ranges(self) -> None:
-        ranges = {
-            "top_prob": (0, 1),
-            "second_prob": (0, 1),
-            "cosine": (-1, 1),
-            "entropy": (0, torch.inf),
-        }
-        for name, (low, high) in ranges.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if ((value < low - SLACK) | (value > high + SLACK)).any():
                 raise BadSettings(
@@ -156,17 +147,14 @@ class Evidence:
 
     def rows(self, index: Tensor) -> "Evidence":
         """Some of the rows, selected by index or by mask."""
-        cut = {name: getattr(self, name)[index] for name in (*COLUMNS, "position", "document")}
-        final = None if self.final is None else self.final[index]
-        extra = {name: value[index] for name, value in self.extra.items()}
-        return replace(self, **cut, final=final, extra=extra)
+        per_row = {} if self.final is None else {"final": self.final[index]}
+        per_row |= {"position": self.position[index], "document": self.document[index]}
+        return self._cut(index, **per_row)
 
     def with_probe(self, probe: TaskProbe, states: States) -> "Evidence":
         """The same evidence plus a task probe's probabilities, for the rule `Task`.
 
-        Args:
-            probe: a fitted probe.
-            states: the states of the same rows, in the same order.
+        `states` are those of the same rows, in the same order.
         """
         if not torch.equal(self.document, states.documents):
             raise BadSettings(
@@ -176,10 +164,8 @@ class Evidence:
         parts = []
         for start in range(0, len(states), CHUNK):
             rows = torch.arange(start, min(start + CHUNK, len(states)))
-            by_layer = {
-                layer: states.cells(rows, torch.full_like(rows, layer)) for layer in self.layers
-            }
-            parts.append(probe.evidence(by_layer)[EVIDENCE])
+            h = {layer: states.cells(rows, torch.full_like(rows, layer)) for layer in self.layers}
+            parts.append(probe.evidence(h)[EVIDENCE])
         return replace(self, extra={**self.extra, EVIDENCE: torch.cat(parts)})
 
     def at(self, layers: Sequence[int]) -> "Evidence":
@@ -193,9 +179,12 @@ class Evidence:
             )
         chosen = {*layers, self.layers[-1]}
         columns = [n for n, layer in enumerate(self.layers) if layer in chosen]
-        cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
-        extra = {name: value[:, columns] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=tuple(sorted(chosen)), extra=extra)
+        return self._cut((slice(None), columns), layers=tuple(sorted(chosen)))
+
+    def _cut(self, index: Any, **changes: Any) -> "Evidence":
+        columns = {name: getattr(self, name)[index] for name in COLUMNS}
+        extra = {name: value[index] for name, value in self.extra.items()}
+        return replace(self, **columns, extra=extra, **changes)
 
 
 class LiveEvidence(Evidence):

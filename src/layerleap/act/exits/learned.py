@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence
-from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import require_finished
-from layerleap.act.exits.rules import Rule, ThresholdRule
+from layerleap.act.exits.rules import Family, Rule, ThresholdRule, family
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 
@@ -72,25 +71,20 @@ class Models:
     intercepts: Tensor
 
     def __post_init__(self) -> None:
-        shape = (len(self.layers), len(FEATURES) + len(self.extra))
-        for name in ("mean", "scale", "coefficients"):
-            if tuple(getattr(self, name).shape) != shape:
+        by_layer = (len(self.layers), len(FEATURES) + len(self.extra))
+        for name, array in ((name, getattr(self, name)) for name in ARRAYS):
+            expected = by_layer[:1] if name == "intercepts" else by_layer
+            if tuple(array.shape) != expected:
                 raise BadSettings(
-                    f"{name} of a learned rule has shape {tuple(getattr(self, name).shape)}; "
-                    f"expected {shape}"
+                    f"{name} of a learned rule of {by_layer[0]} layers has shape "
+                    f"{tuple(array.shape)}; expected {expected}"
                 )
-        if tuple(self.intercepts.shape) != shape[:1]:
-            raise BadSettings(
-                f"a learned rule of {shape[0]} layers has {self.intercepts.numel()} intercepts; "
-                "expected one per layer"
-            )
-        if not all(getattr(self, name).isfinite().all() for name in ARRAYS):
-            raise BadSettings("a learned rule contains NaN or infinite numbers; train it again")
+            if not array.isfinite().all():
+                raise BadSettings("a learned rule contains NaN or infinite numbers; train it again")
 
     def probability(self, evidence: Evidence) -> Tensor:
         """(row, layer): probability that the top token is final; NaN at layer 0."""
-        known = set(evidence.extra)
-        if missing := [name for name in self.extra if name not in known]:
+        if missing := [name for name in self.extra if name not in evidence.extra]:
             raise BadSettings(
                 f"this learned rule needs the extra evidence {missing[0]!r}; add it to the evidence"
             )
@@ -156,12 +150,10 @@ class Learned(ThresholdRule):
                 "the evidence contains NaN or infinite values, so no rule can be trained on it; "
                 "read every layer"
             )
-        fitted = []
-        layers = tuple(layer for layer in evidence.layers if layer >= FIRST_EXIT)
-        for column, layer in enumerate(evidence.layers):
-            if layer >= FIRST_EXIT:
-                fitted.append(_fit(x[:, column], agrees[:, column], strength))
-        arrays = dict(zip(ARRAYS, (torch.stack(a) for a in zip(*fitted, strict=True)), strict=True))
+        columns = {layer: n for n, layer in enumerate(evidence.layers) if layer >= FIRST_EXIT}
+        layers = tuple(columns)
+        fits = [_fit(x[:, n], agrees[:, n], strength) for n in columns.values()]
+        arrays = dict(zip(ARRAYS, map(torch.stack, zip(*fits, strict=True)), strict=True))
         models = Models(layers, tuple(sorted(evidence.extra)), **arrays)
         return family(cls, models=models)
 
@@ -173,11 +165,9 @@ def _fit(x: Tensor, agrees: Tensor, strength: float) -> tuple[Tensor, Tensor, Te
         zeros = torch.zeros(x.shape[1], dtype=torch.float64)
         return zeros, zeros + 1, zeros, rate.logit()
     linear, scaling = learn_library("sklearn.linear_model"), learn_library("sklearn.preprocessing")
-    pipeline = learn_library("sklearn.pipeline").make_pipeline(
-        scaling.StandardScaler(), linear.LogisticRegression(C=strength, max_iter=1000)
-    )
-    pipeline.fit(x.numpy(), agrees.numpy())
-    scaler, model = pipeline[0], pipeline[1]
+    scaler = scaling.StandardScaler().fit(x.numpy())
+    model = linear.LogisticRegression(C=strength, max_iter=1000)
+    model.fit(scaler.transform(x.numpy()), agrees.numpy())
     return (
         torch.from_numpy(scaler.mean_),
         torch.from_numpy(scaler.scale_),

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import Family
-from layerleap.act.exits.rules import Never, Oracle, Rule
+from layerleap.act.exits.rules import Family, Never, Oracle, Rule
 from layerleap.errors import BadSettings
 from layerleap.lens.intervals import SHARE, Documents, Estimate, finite
 
@@ -125,9 +124,7 @@ def sweep(
 
 
 def curve(
-    rules: Iterable[Rule],
-    evidence: Evidence,
-    cost: "Cost | None" = None,
+    rules: Iterable[Rule], evidence: Evidence, cost: "Cost | None" = None
 ) -> list[dict[str, Any]]:
     """One row per rule: layers run and saved, FLOPs, agreement, with 95 % intervals.
 
@@ -142,7 +139,7 @@ def curve(
     agreed = documents.means(torch.stack([e.agrees for e in all_exits], 1), SHARE)
     possible = (0.0, float(evidence.layers[-1]))
     layers = documents.means(torch.stack([e.n_layers - e.layer for e in all_exits], 1), possible)
-    agreement, saved = _sure(agreed, rules, Never | Oracle), _sure(layers, rules, Never)
+    agreement, saved = _certain(agreed, rules, Never | Oracle), _certain(layers, rules, Never)
     return [
         {
             "rule": rule.name,
@@ -162,11 +159,11 @@ def curve(
     ]
 
 
-def _sure(found: list[Estimate], rules: list[Rule], kind: Any) -> list[Estimate]:
+def _certain(estimates: list[Estimate], rules: list[Rule], kind: Any) -> list[Estimate]:
     """The estimates; those that rules of this kind promise by definition are certain."""
     return [
-        replace(one, low=one.value, high=one.value)
-        if isinstance(rule, kind) and one.low is not None
-        else one
-        for one, rule in zip(found, rules, strict=True)
+        replace(estimate, low=estimate.value, high=estimate.value)
+        if isinstance(rule, kind) and estimate.low is not None
+        else estimate
+        for estimate, rule in zip(estimates, rules, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Exit rules: when to stop computing a row and read it.
+"""Exit rules: when to stop computing a row and read it; families of rules, and exit plans.
 
 In: `Evidence` of all layers (replay) or of the layers run so far (live decoding).
 Out: True at every (row, layer) where the rule would stop; the first one counts.
@@ -8,22 +8,33 @@ and the ones before it. So one object serves both replay and live decoding. No r
 0. A row that never stops runs through all layers.
 
 Most rules exit where a score exceeds a bar: score > slope * knob + offset. In this form all
-thresholds of a rule can be swept at once, exactly: see `replay.sweep`.
+thresholds of a rule can be swept at once, exactly: see `replay.sweep`. A family holds the rules
+that differ in this one number, the knob.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.spelling import KNOBS, Knob, is_number
+from layerleap.act.spelling import KNOBS, Knob, is_number, read_plan
 from layerleap.errors import BadSettings, NotFinite
+from layerleap.files import write_json
+from layerleap.lens.probes.task import TaskProbe
 
+# The paper's values of lam: 13 for linear maps, and 9 more for the logit lens, whose gaps are
+# close to 1.
+LAMBDAS = (-1.112, *(tenth / 10 for tenth in range(11)), 1.112)
+MORE_LAMBDAS = tuple(round(1 + 0.0112 * step, 4) for step in range(1, 10))
+FINEST = -4.0  # log10 of the smallest distance from the safest threshold, relative to the width
+MOST_NATS = 20.0  # above ln of any vocabulary
+PLAN_FORMAT = 1
 Needs = Literal["nothing", "state", "reading"]  # what one check costs
 
 
@@ -189,13 +200,6 @@ class Similarity(ThresholdRule):
         return evidence.cosine.double().clamp_max(1)  # against rounding
 
 
-class StateProbe(Protocol):
-    """A probe of states, such as `read.probes.task.TaskProbe`."""
-
-    def later(self, h: Tensor, layer: int) -> Tensor:
-        """The probability that rank 2 or later is being decided: (row, d_model) -> (row,)."""
-
-
 @dataclass(frozen=True)
 class Task(ThresholdRule):
     """Exit where a probe of the state predicts that rank 2 or later is being decided.
@@ -209,7 +213,7 @@ class Task(ThresholdRule):
     """
 
     threshold: float
-    probe: "StateProbe | None" = field(default=None, compare=False, repr=False)  # saved separately
+    probe: TaskProbe | None = field(default=None, compare=False, repr=False)  # saved separately
     name = "task"
     needs = "state"
     knob, expected, least, most, is_integer, _ = KNOBS[name]
@@ -294,3 +298,108 @@ def rule_from_dict(data: Mapping[str, Any]) -> Rule:
         return kinds[name].from_fields(values)
     except (TypeError, ValueError, KeyError) as error:
         raise BadSettings(f"wrong fields for rule {name!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Family:
+    """The rules of one kind, by their knob. Created by `family` or by `Learned.train`."""
+
+    kind: type[ThresholdRule]
+    fixed: tuple[tuple[str, Any], ...] = ()  # the fields besides the knob
+
+    @property
+    def name(self) -> str:
+        """The name of its rules."""
+        return self.kind.name
+
+    @property
+    def direction(self) -> Literal["later", "earlier"]:
+        """Whether a larger knob makes rows exit later or earlier."""
+        return "later" if self.kind.slope > 0 else "earlier"
+
+    def at(self, knob: float) -> Rule:
+        """The rule with this knob."""
+        is_whole = isinstance(knob, float) and knob.is_integer()
+        value = int(knob) if self.kind.is_integer and is_whole else knob
+        return self.kind(**dict(self.fixed), **{self.kind.knob: value})
+
+    def parts(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        """(row, layer) scores and (row,) offsets, which are the same for all knobs."""
+        any_member = self.at(1)  # 1 is valid for every knob
+        assert isinstance(any_member, ThresholdRule)
+        return any_member.scores(evidence), any_member.offset(evidence)
+
+    def grid(self, n: int, n_layers: int) -> list[float]:
+        """About n knobs fixed in advance, from one that never exits to one that always does.
+
+        They are denser near the safe end, where agreement is decided. They do not depend on data,
+        as calibration requires.
+        """
+        if n < 2:
+            raise BadSettings(f"a grid of {n} knobs is too small; expected at least 2")
+        if self.kind.is_integer:  # layers; every row exits at the last one anyway
+            steps = torch.linspace(n_layers, 1, min(n, n_layers)).round().int().tolist()
+            return [float(step) for step in dict.fromkeys(steps)]
+        if self.kind is Entropy:
+            return [0.0, *_distances(n - 1, MOST_NATS).tolist()]
+        if self.kind is Gap:  # the bar 0.9 lam from 1 to 0, between the paper's two ends
+            bars = 1 - _distances(n - 2, 1.0)
+            return [LAMBDAS[-1], *(bars / self.kind.slope).tolist(), LAMBDAS[0]]
+        width = 2.0 if self.kind is Similarity else 1.0
+        return [1.0, *(1 - _distances(n - 1, width)).clamp_min(self.kind.least).tolist()]
+
+
+def _distances(n: int, width: float) -> Tensor:
+    """N distances up to `width`: half log-spaced to a tenth of it, the rest evenly spaced."""
+    fine = torch.logspace(FINEST, -1, n // 2, dtype=torch.float64) * width
+    even = torch.linspace(0.1 * width, width, n - n // 2 + 1, dtype=torch.float64)[1:]
+    return torch.cat([fine, even])
+
+
+def family(kind: type[ThresholdRule], **fixed: Any) -> Family:
+    """The family of a kind of rule, with values of its other fields: `family(Gap, length=12.5)`."""
+    knob = getattr(kind, "knob", None)
+    if knob is None:
+        raise BadSettings(
+            f"rule {kind.name!r} has no knob, so it has no family; replay it directly"
+        )
+    if knob in fixed:
+        raise BadSettings(f"{knob} is the knob of rule {kind.name!r}; leave it out")
+    rules = Family(kind, tuple(sorted(fixed.items())))
+    try:
+        rules.at(1)
+    except TypeError as error:
+        raise BadSettings(f"wrong fields for rule {kind.name!r}: {error}") from error
+    return rules
+
+
+@dataclass(frozen=True)
+class ExitPlan:
+    """A rule, the layers at which it is checked, and the bank that it was calibrated with.
+
+    The study `suitability` writes one; `ll.generate(plan=...)` and `ll.decoder` accept it.
+    """
+
+    rule: Rule | None  # None: never exit
+    layers: tuple[int, ...]
+    bank: str | None  # folder or hub name; None is the logit lens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        rule = None if self.rule is None else self.rule.to_dict()
+        return {"format": PLAN_FORMAT, "rule": rule, "layers": list(self.layers), "bank": self.bank}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ExitPlan":
+        """The plan that `to_dict` described."""
+        rule = None if data["rule"] is None else rule_from_dict(data["rule"])
+        return cls(rule, tuple(data["layers"]), data["bank"])
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        write_json(Path(path), self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ExitPlan":
+        """Read a plan that `save` wrote."""
+        return cls.from_dict(read_plan(path))

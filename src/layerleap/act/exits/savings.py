@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import require_finished, sweep
+from layerleap.act.exits.rules import Family
 from layerleap.errors import BadSettings, check_choice
 from layerleap.lens.intervals import finite, resample_in_parts, resampled
 
@@ -81,22 +81,15 @@ def saved_at(
     if method == "exact":
         saved, agreement, knob = _exact(family, evidence, group, weights, targets)
     else:
-        saved, agreement, knob = _on_curve(family, evidence, group, weights, targets, knobs)
-    low, high = (end.tolist() for end in resampled(saved[0], saved[1:]))
-    known = len(names) > 1
+        saved = _on_curve(family, evidence, group, weights, targets, knobs)
+        agreement, knob = list(targets), [None] * len(targets)
+    low, high = resampled(saved[0], saved[1:])
+    ends = zip(low.tolist(), high.tolist(), strict=True)
+    intervals = ends if len(names) > 1 else [(None, None)] * len(targets)
+    columns = zip(targets, saved[0].tolist(), intervals, agreement, knob, strict=True)
     return [
-        Saving(
-            target,
-            saved[0, n].item(),
-            low[n] if known else None,
-            high[n] if known else None,
-            agreement[n],
-            knob[n],
-            method,
-            len(evidence),
-            len(names),
-        )
-        for n, target in enumerate(targets)
+        Saving(target, layers, *ends, share, value, method, len(evidence), len(names))
+        for target, layers, ends, share, value in columns
     ]
 
 
@@ -108,42 +101,40 @@ class _Events:
     group: Tensor  # document of the row
     saved: Tensor  # change in layers saved
     agrees: Tensor  # change in agreement
-    is_last: Tensor  # last event of equal strictness: a knob lies below all of them or none
 
+    @classmethod
+    def of(cls, family: Family, evidence: Evidence, group: Tensor) -> "_Events":
+        scores, offset = family.parts(evidence)
+        at = (scores - offset[:, None]) / abs(family.kind.slope)
+        at = torch.where(at > _loosest(family), at, -torch.inf)  # out of reach of any knob
+        running = at.cummax(1).values
+        record = running > torch.nn.functional.pad(running[:, :-1], (1, 0), value=-torch.inf)
+        record[:, -1] = False  # rows exit there anyway
+        rows, columns = record.nonzero(as_tuple=True)
+        # Where the row would exit at a stricter knob: its next record, or the last layer.
+        index = torch.where(record, torch.arange(record.shape[1]), record.shape[1] - 1)
+        later = index.flip(1).cummin(1).values.flip(1)  # first record at or after each column
+        before = later[rows, (columns + 1)]
+        order = at[rows, columns].argsort(descending=True, stable=True)
+        rows, columns, before = rows[order], columns[order], before[order]
+        layers, agrees = torch.tensor(evidence.layers).double(), evidence.agrees.double()
+        return cls(
+            at[rows, columns],
+            group[rows],
+            layers[before] - layers[columns],
+            agrees[rows, columns] - agrees[rows, before],
+        )
 
-def _events(family: Family, evidence: Evidence, group: Tensor) -> _Events:
-    scores, offset = family.parts(evidence)
-    slope = abs(family.kind.slope)
-    at = (scores - offset[:, None]) / slope
-    loosest = _loosest(family)
-    at = torch.where(at > loosest, at, -torch.inf)  # out of reach of any knob
-    running = at.cummax(1).values
-    record = running > torch.nn.functional.pad(running[:, :-1], (1, 0), value=-torch.inf)
-    record[:, -1] = False  # rows exit there anyway
-    rows, columns = record.nonzero(as_tuple=True)
-    # Where the row would exit at a stricter knob: its next record, or the last layer.
-    index = torch.where(record, torch.arange(record.shape[1]), record.shape[1] - 1)
-    later = index.flip(1).cummin(1).values.flip(1)  # first record at or after each column
-    before = later[rows, (columns + 1)]
-    layers = torch.tensor(evidence.layers, dtype=torch.float64)
-    agrees = evidence.agrees.double()
-    order = at[rows, columns].argsort(descending=True, stable=True)
-    rows, columns, before = rows[order], columns[order], before[order]
-    strictness = at[rows, columns]
-    is_last = torch.ones(len(rows), dtype=torch.bool)
-    is_last[:-1] = strictness[1:] != strictness[:-1]
-    return _Events(
-        strictness,
-        group[rows],
-        layers[before] - layers[columns],
-        agrees[rows, columns] - agrees[rows, before],
-        is_last,
-    )
+    @property
+    def ends(self) -> Tensor:
+        """The last event of each strictness: a knob lies below all events of one, or none."""
+        is_last = torch.ones(len(self.strictness), dtype=torch.bool)
+        is_last[:-1] = self.strictness[1:] != self.strictness[:-1]
+        return is_last.nonzero()[:, 0]
 
 
 def _loosest(family: Family) -> float:
-    kind = family.kind
-    return kind.least if kind.slope > 0 else -kind.most
+    return family.kind.least if family.kind.slope > 0 else -family.kind.most
 
 
 def _exact(
@@ -154,17 +145,16 @@ def _exact(
     targets: Sequence[float],
 ) -> tuple[Tensor, list[float], list[float | None]]:
     """Savings under weights of documents that come in parts; the first row is the whole text."""
-    events = _events(family, evidence, group)
-    sizes = torch.bincount(group).double()
-    ends = events.is_last.nonzero()[:, 0]
+    events = _Events.of(family, evidence, group)
+    sizes, ends = torch.bincount(group).double(), events.ends
     best: list[Tensor] = []
     agreement: list[float] = [1.0] * len(targets)
     knob: list[float | None] = [None] * len(targets)
-    step = max(1, CHUNK // max(1, len(events.group)))
+    if not len(ends):
+        n = sum(map(len, weights))
+        return torch.zeros(n, len(targets), dtype=torch.float64), agreement, knob
+    step = max(1, CHUNK // len(events.group))
     for part in (part for some in weights for part in some.split(step)):
-        if not len(ends):
-            best.append(torch.zeros(len(part), len(targets), dtype=torch.float64))
-            continue
         total, of_event = (part @ sizes)[:, None], part[:, events.group]
         saved = (of_event * events.saved).cumsum(1)[:, ends] / total
         agreed = (total + (of_event * events.agrees).cumsum(1)[:, ends]) / total
@@ -195,7 +185,7 @@ def _on_curve(
     weights: Iterable[Tensor],
     targets: Sequence[float],
     knobs: Sequence[float] | None,
-) -> tuple[Tensor, list[float], list[float | None]]:
+) -> Tensor:
     safest_first = sorted(
         family.grid(50, evidence.layers[-1]) if knobs is None else knobs,
         reverse=family.direction == "later",
@@ -207,8 +197,7 @@ def _on_curve(
     sums.index_add_(0, group, columns)
     means = torch.cat([(part @ sums) / (part @ sizes)[:, None] for part in weights])
     saved, agreed = means.chunk(2, 1)
-    at_targets = torch.stack([interpolated(saved, agreed, target) for target in targets], 1)
-    return at_targets, list(targets), [None] * len(targets)
+    return torch.stack([interpolated(saved, agreed, target) for target in targets], 1)
 
 
 def interpolated(saved: Tensor, agreement: Tensor, target: float) -> Tensor:

@@ -13,7 +13,7 @@ need. So these numbers are an upper bound on the seconds that early exit saves.
 import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -62,13 +62,11 @@ class Timing(LayerPrices):
             reads: every check reads; if not, checks are free and only the exit is read.
             head: seconds of the head, to see what another one would change; measured when None.
         """
-        head = self.head if head is None else head
+        if head is not None:
+            return replace(self, head=head).by_layer(checked, carried=carried, reads=reads)
         maps = torch.tensor(self.maps, dtype=torch.float64) * carried
-        reading = maps + head + self.check
-        check = reading if reads else torch.zeros_like(reading)
-        answer = torch.zeros_like(reading) if reads else reading.clone()
-        answer[-1] = head  # nothing is checked there: the answer is the model's own
-        return self._paid(check, answer, checked)
+        reading = maps + self.head + self.check
+        return self._paid(reading, reading * reads, checked, reads=reads)
 
 
 def measure_timing(
@@ -156,9 +154,9 @@ def _one_pass(lens: Lens, inputs: dict[str, Any]) -> list[float]:
     check, _ = _timed(lambda: Distribution(logits).second(), device)
     maps = []
     for layer in range(transformer.n_layers):
-        carry, own = lens.map(layer), row.to(transformer.device(layer))
+        carry, h = lens.map(layer), row.to(transformer.device(layer))
         # The identity costs nothing, however long it takes to call a function.
-        maps.append(0.0 if lens.bank is None else _timed(partial(carry, own), own.device)[0])
+        maps.append(0.0 if lens.bank is None else _timed(partial(carry, h), h.device)[0])
     return [*blocks, head, check, *maps]
 
 

@@ -23,7 +23,7 @@
         trained, = observe(model, [Prompt(query, len(query))])
     sim_aou(in_context, trained, zero_shot)     # (n_layers,): one cosine per block
 
-A twin whose blocks are untrained: `layerleap.models.untrained_blocks(model, seed=0)`.
+For a control with untrained blocks, see `layerleap.models.untrained_blocks(model, seed=0)`.
 """
 
 import lazy_loader

@@ -41,7 +41,7 @@ class InContext(Result):
         Table(
             "accuracy",
             "right answers, with 95 % intervals over queries and seeds",
-            lambda found: found.table,
+            lambda result: result.table,
             (
                 Column("answers"),
                 Column("shots", "demonstrations"),
@@ -74,7 +74,6 @@ class InContext(Result):
         return self._row(self._measured(answers, shots))
 
     def _measured(self, answers: str, shots: int) -> list[Tensor]:
-        """Right answers of one condition; an error lists those that were measured."""
         check_choice(answers, ("true", "shuffled"), "answers")
         if (answers, shots) not in self.right:
             known = ", ".join(str(n) for kind, n in self.right if kind == answers)
@@ -110,12 +109,12 @@ class InContext(Result):
         """
         shots = self.shots[-1] if shots is None else shots
         check_choice(over, (*BASELINES, "shuffled"), "over")
-        own = self._measured("true", shots)
+        right = self._measured("true", shots)
         others = {"zero-shot": self.right.get(("true", 0)), **self.baselines}
         others["shuffled"] = self.right.get(("shuffled", shots))
-        if (theirs := others[over]) is None:
+        if (other := others[over]) is None:
             return None
-        gaps = [a.double() - b.double() for a, b in zip(own, theirs, strict=True)]
+        gaps = [a.double() - b.double() for a, b in zip(right, other, strict=True)]
         return self._row(gaps, lowest=-1.0)
 
     def works(self, shots: int | None = None) -> bool:
@@ -136,12 +135,7 @@ class InContext(Result):
             "seeds": len(self.seeds),
             "left_out": self.left_out,
         }
-        return {
-            **about,
-            **counts,
-            "works": self.works(),
-            "leads": leads,
-        }
+        return {**about, **counts, "works": self.works(), "leads": leads}
 
 
 @checked
@@ -175,75 +169,58 @@ def in_context(
         raise BadSettings("no seeds given; expected at least one")
     if queries < 2:
         raise BadSettings(f"queries is {queries}; expected 2 or more")
-    wanted = usual_shots(encoded) if shots is None else sorted(set(shots))
-    if not wanted or wanted[0] < 0:
-        raise BadSettings(f"shots {list(shots or ())}; expected one or more numbers from 0 on")
-    wanted = sorted({0, *wanted})
-    drawn = [draw(encoded, s, demonstrations=wanted[-1], queries=queries) for s in seeds]
+    usual = [n for n in SHOTS if len(encoded.pieces) >= 2 * max(n, 2)]
+    numbers = sorted({*(usual if shots is None else shots)})
+    if not numbers or numbers[0] < 0:
+        raise BadSettings(f"shots {numbers}; expected one or more numbers from 0 on")
+    numbers = sorted({0, *numbers})
+    draws = [draw(encoded, seed, demonstrations=numbers[-1], queries=queries) for seed in seeds]
     if shots is None:
-        fit = min(encoded.fitting(one.demonstrations, one.queries) for one in drawn)
-        wanted = [n for n in wanted if n <= fit]
+        fitting = min(encoded.fitting(one.demonstrations, one.queries) for one in draws)
+        numbers = [n for n in numbers if n <= fitting]
     else:
-        for one in drawn:
+        for one in draws:
             encoded.require_fit(one.demonstrations, one.queries)
     with reporting(progress) as report:
-        return answered(transformer, encoded, drawn, wanted, report)
+        return answered(transformer, encoded, draws, numbers, report)
 
 
 def answered(
     transformer: Transformer,
     encoded: EncodedTask,
-    drawn: Sequence[Draw],
+    draws: Sequence[Draw],
     shots: Sequence[int],
     progress: Progress,
 ) -> InContext:
     """Accuracy of draws that were made already, one per seed."""
-    right = _answered(transformer, encoded, drawn, shots, progress)
-    common = Counter(piece.label for piece in encoded.pieces).most_common(1)[0][0]
+    cases = [("true", n) for n in shots] + [("shuffled", n) for n in shots if n > 1]
+    right: dict[tuple[str, int], list[Tensor]] = {}
+    for number, (answers, n) in enumerate(cases, 1):
+        right[answers, n] = []
+        for one in draws:
+            shown = one.demonstrations[:n] if answers == "true" else one.shuffled(n)
+            context = encoded.context(shown)
+            right[answers, n].append(right_answers(transformer, encoded, context, one.queries))
+        progress(f"answering {encoded.task.name}", number, len(cases), "conditions")
+    commonest = Counter(piece.label for piece in encoded.pieces).most_common(1)[0][0]
     texts = encoded.task.examples
-    kept = {
-        n: sum(still_right(d.demonstrations[:n], d.shuffled(n)) for d in drawn) / len(drawn)
-        for answers, n in right
-        if answers == "shuffled"
-    }
+    is_commonest = [[p.label == commonest for p in one.queries] for one in draws]
+    is_copy = [[p.label == texts[p.number].text for p in one.queries] for one in draws]
     return InContext(
         transformer.identity.name,
         encoded.task.name,
         encoded.task.kind,
         tuple(shots),
-        tuple(one.seed for one in drawn),
+        tuple(one.seed for one in draws),
         right,
         {
-            "majority": [torch.tensor([p.label == common for p in one.queries]) for one in drawn],
-            "copy": [
-                torch.tensor([p.label == texts[p.number].text for p in one.queries])
-                for one in drawn
-            ],
+            "majority": [torch.tensor(right) for right in is_commonest],
+            "copy": [torch.tensor(right) for right in is_copy],
         },
         encoded.left_out,
-        kept,
+        {
+            n: sum(still_right(d.demonstrations[:n], d.shuffled(n)) for d in draws) / len(draws)
+            for n in shots
+            if n > 1
+        },
     )
-
-
-def usual_shots(encoded: EncodedTask) -> list[int]:
-    """The usual numbers of demonstrations for which a task has as many queries."""
-    return [n for n in SHOTS if len(encoded.pieces) >= 2 * max(n, 2)]
-
-
-def _answered(
-    transformer: Transformer,
-    encoded: EncodedTask,
-    drawn: Sequence[Draw],
-    shots: Sequence[int],
-    progress: Progress,
-) -> dict[tuple[str, int], list[Tensor]]:
-    cases = [("true", n) for n in shots] + [("shuffled", n) for n in shots if n > 1]
-    right: dict[tuple[str, int], list[Tensor]] = {}
-    for number, (answers, n) in enumerate(cases):
-        right[answers, n] = []
-        for one in drawn:
-            shown = one.demonstrations[:n] if answers == "true" else one.shuffled(n)
-            context = encoded.context(shown)
-            right[answers, n].append(right_answers(transformer, encoded, context, one.queries))
-        progress(f"answering {encoded.task.name}", number + 1, len(cases), "conditions")
-    return right

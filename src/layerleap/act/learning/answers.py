@@ -22,28 +22,21 @@ CACHED = 4  # times as many tokens may be in its cache
 
 
 def right_answers(
-    transformer: Transformer,
-    encoded: EncodedTask,
-    context: Sequence[int],
-    queries: Sequence[Piece],
+    transformer: Transformer, encoded: EncodedTask, context: Sequence[int], queries: Sequence[Piece]
 ) -> Tensor:
     """Whether each query is answered correctly: (query,) booleans."""
     if encoded.task.kind == "mapping":
-        answers = [piece.answer for piece in queries]
-        return torch.stack(
-            [greedy for _, greedy in _scored(transformer, context, queries, answers)]
-        )
+        return _scored(transformer, context, queries, [piece.answer for piece in queries])[1]
     labels = list(encoded.labels)
     if all(len(tokens) == 1 for tokens in encoded.labels.values()):
-        scores = _label_scores(
-            transformer, context, queries, [encoded.labels[x][0] for x in labels]
-        )
+        ids = [encoded.labels[label][0] for label in labels]
+        texts = [(*context, *piece.prompt) for piece in queries]
+        scores = torch.empty(len(texts), len(labels))
+        for row, logits in last_logits(transformer, texts, [1] * len(texts)):
+            scores[row] = logits[0, ids]
     else:
-        columns = []
-        for label in labels:
-            answers = [encoded.labels[label]] * len(queries)
-            own = _scored(transformer, context, queries, answers)
-            columns.append(torch.stack([score for score, _ in own]))
+        answers = [[encoded.labels[label]] * len(queries) for label in labels]
+        columns = [_scored(transformer, context, queries, answer)[0] for answer in answers]
         scores = torch.stack(columns, 1)
     truth = torch.tensor([labels.index(piece.label) for piece in queries])
     return scores.argmax(1) == truth
@@ -54,29 +47,16 @@ def _scored(
     context: Sequence[int],
     queries: Sequence[Piece],
     answers: Sequence[Sequence[int]],
-) -> list[tuple[Tensor, Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """By query: the log-probability of its answer, and whether all its tokens are the best ones."""
-    texts = [
-        (*context, *piece.prompt, *answer[:-1])
-        for piece, answer in zip(queries, answers, strict=True)
-    ]
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    pairs = zip(queries, answers, strict=True)
+    texts = [(*context, *piece.prompt, *answer[:-1]) for piece, answer in pairs]
+    log_p, is_best = torch.empty(len(texts)), torch.empty(len(texts), dtype=torch.bool)
     for row, logits in last_logits(transformer, texts, [len(answer) for answer in answers]):
         target = torch.tensor(list(answers[row]))
-        log_p = logits.log_softmax(-1).gather(1, target[:, None]).sum()
-        found[row] = log_p, (logits.argmax(-1) == target).all()
-    return [found[row] for row in range(len(texts))]
-
-
-def _label_scores(
-    transformer: Transformer, context: Sequence[int], queries: Sequence[Piece], labels: list[int]
-) -> Tensor:
-    """Logits of the labels after each query: (query, label)."""
-    texts = [(*context, *piece.prompt) for piece in queries]
-    scores = torch.empty(len(texts), len(labels))
-    for row, logits in last_logits(transformer, texts, [1] * len(texts)):
-        scores[row] = logits[0, labels]
-    return scores
+        log_p[row] = logits.log_softmax(-1).gather(1, target[:, None]).sum()
+        is_best[row] = (logits.argmax(-1) == target).all()
+    return log_p, is_best
 
 
 @torch.no_grad()

@@ -111,24 +111,22 @@ class Delta:
         values = self.values(transformer)
         with hooks_of(transformer.model).lock:
             model = deepcopy(transformer.model)
-        own = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         for name, value in values.items():
-            own[name].copy_(value)
+            parameters[name].copy_(value)
         return model
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the delta atomically; only an earlier delta or an empty folder is replaced."""
         config = {name: getattr(self, name) for name in FIELDS}
-        config = {**config, "model": dict(self.model), "settings": dict(self.settings)}
+        config |= {"model": dict(self.model), "settings": dict(self.settings)}
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.tensors.items()}
-        return DELTA.save(folder, config, tensors, self._card())
-
-    def _card(self) -> str:
         settings = "".join(f"- {key}: {value}\n" for key, value in self.settings.items())
-        return (
+        card = (
             f"# What {self.model['name']} learned\n\nA change of {len(self.tensors)} parameters, "
             f"for `layerleap`: `ll.edits.ApplyDelta(Delta.from_pretrained(folder))`.\n\n{settings}"
         )
+        return DELTA.save(folder, config, tensors, card)
 
     @classmethod
     def from_pretrained(
@@ -148,6 +146,11 @@ FIELDS = ("model", "n_layers", "d_model", "settings")
 
 def changed(parameter: Tensor, delta: Tensor) -> Tensor:
     """A parameter after a change, added in float32 or wider."""
-    own = parameter.detach()
-    wide = torch.promote_types(own.dtype, delta.dtype)
-    return (own.to(wide) + delta.to(own.device, wide)).to(own.dtype)
+    dtype = torch.promote_types(parameter.dtype, delta.dtype)
+    total = parameter.detach().to(dtype) + delta.to(parameter.device, dtype)
+    return total.to(parameter.dtype)
+
+
+def wide_dtype(parameter: Tensor) -> torch.dtype:
+    """Float32 or wider, in which small steps add up."""
+    return torch.promote_types(parameter.dtype, torch.float32)

@@ -18,15 +18,9 @@ import torch
 from torch import Tensor
 
 from layerleap.act.fine_tuning import How
-from layerleap.act.learning.delta import Delta, changed
-from layerleap.act.learning.gradients import gradients, zeros_like
-from layerleap.act.learning.lessons import (
-    Demonstration,
-    Tokens,
-    lesson,
-    require_fitting,
-    require_learner,
-)
+from layerleap.act.learning.delta import Delta, changed, wide_dtype
+from layerleap.act.learning.gradients import gradients
+from layerleap.act.learning.lessons import Demonstration, Tokens, lesson, require_readable
 from layerleap.act.learning.parameters import choose
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, NotFinite
@@ -69,7 +63,7 @@ def learn(
         demonstrations: in the order in which they are learned.
         learning_rate: of plain steps.
         how: "full", plain back-propagation; or "layer-causal", every block by its own loss.
-        parameters: those that learn; see `act.learn.parameters`.
+        parameters: those that learn; see `act.learning.parameters`.
         tokens: "all" tokens of a demonstration count, as in the paper, or only those of the
             "answer".
         lens: what every layer's loss is read through, for "layer-causal"; the logit lens when None.
@@ -79,38 +73,31 @@ def learn(
     """
     if not 0 < learning_rate < math.inf:
         raise BadSettings(f"learning_rate is {learning_rate}; expected a number above 0")
-    require_learner(transformer)
-    require_fitting(transformer, [len(one.ids) for one in demonstrations], "demonstration")
+    require_readable(transformer, [len(one.ids) for one in demonstrations], "demonstration")
     lessons = [lesson(transformer, [one], tokens) for one in demonstrations]
     chosen = choose(transformer, parameters)
     known = dict(transformer.model.named_parameters())
-    before = 0  # demonstrations that were learned already
-    delta = dict(zeros_like({name: known[name].detach() for name in chosen.names}))
+    n_before = 0  # demonstrations that were learned already
+    delta = {
+        name: torch.zeros_like(known[name], dtype=wide_dtype(known[name])) for name in chosen.names
+    }
     if start is not None:
         start.check_model(transformer)
-        delta |= {
-            name: value.to(known[name].device, copy=True) for name, value in start.tensors.items()
-        }
-        before = int(start.settings.get("demonstrations", 0))
+        for name, value in start.tensors.items():
+            delta[name] = value.to(known[name].device, copy=True)
+        n_before = int(start.settings.get("demonstrations", 0))
     if learning_rate > (most := min(torch.finfo(one.dtype).max for one in delta.values())):
         raise BadSettings(f"learning_rate is {learning_rate}; expected at most {most:.3g}")
     losses: list[dict[int, float]] = []
+    options: Any = {"how": how, "lens": lens, "share": share}
     for step, one in enumerate(lessons):
         with torch.no_grad():
             values = {name: changed(known[name], value) for name, value in delta.items()}
-        found = gradients(
-            transformer,
-            chosen,
-            values,
-            one,
-            how=how,
-            lens=lens,
-            share=share,
-            seed=seed + before + step,
-        )
-        for name, gradient in found.tensors.items():
+        step_seed = seed + n_before + step
+        result = gradients(transformer, chosen, values, one, seed=step_seed, **options)
+        for name, gradient in result.tensors.items():
             delta[name].sub_(gradient.to(delta[name].dtype), alpha=learning_rate)
-        losses.append(found.losses)
+        losses.append(result.losses)
         progress("learning", step + 1, len(lessons), "demonstrations")
     require_finite(delta)
     settings = {
@@ -121,7 +108,7 @@ def learn(
         "lens": (lens or Lens(transformer)).name if how != "full" else None,
         "share": share,
         "seed": seed,
-        "demonstrations": before + len(lessons),
+        "demonstrations": n_before + len(lessons),
     }
     return Learned(Delta.of(transformer, delta, **settings), losses)
 

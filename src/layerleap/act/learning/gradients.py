@@ -15,9 +15,10 @@ all that is held of them. Only while texts are so short that several layers fit 
 their blocks wait for each other: the head is then read once for all of them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -83,11 +84,11 @@ def check_lens(transformer: Transformer, lens: Lens | None) -> None:
         return
     lens.transformer.refresh()
     transformer.refresh()
-    theirs, ours = lens.transformer.identity, transformer.identity
-    if theirs.fingerprint != ours.fingerprint:
+    read, learning = lens.transformer.identity, transformer.identity
+    if read.fingerprint != learning.fingerprint:
         raise WrongModel(
-            f"the lens reads {theirs.name} ({theirs.fingerprint}), but {ours.name} "
-            f"({ours.fingerprint}) is to learn; make a lens of this model: ll.Lens(model, bank)"
+            f"the lens reads {read.name} ({read.fingerprint}), but {learning.name} "
+            f"({learning.fingerprint}) is to learn; make a lens of this model: ll.Lens(model, bank)"
         )
 
 
@@ -104,38 +105,37 @@ class _Pending:
     at_x: Tensor  # the gradient there, once it is known
 
 
+@dataclass(eq=False)
 class _Run:
     """One pass, and the gradients it gives."""
 
-    def __init__(
-        self,
-        transformer: Transformer,
-        chosen: Chosen,
-        leaves: Mapping[str, Tensor],
-        lesson: Lesson,
-        lens: Lens,
-        share: float,
-        seed: int,
-        take: Callable[[str, Tensor], None] | None,
-    ) -> None:
-        self.transformer, self.chosen, self.leaves, self.lens = transformer, chosen, leaves, lens
-        self.lesson, self.share, self.seed, self.take = lesson, share, seed, take
-        self.outside = chosen.of_block(0)  # embeddings, final norm, head
-        self.layer = 0  # blocks that have run
-        self.pending: list[_Pending] = []
-        self.n_given = 0
-        self.result = Gradients()
+    transformer: Transformer
+    chosen: Chosen
+    leaves: Mapping[str, Tensor]
+    lesson: Lesson
+    lens: Lens
+    share: float
+    seed: int
+    take: Callable[[str, Tensor], None] | None
+    layer: int = 0  # blocks that have run
+    pending: list[_Pending] = field(default_factory=list)
+    n_taken: int = 0  # gradients that were handed out
+    result: Gradients = field(default_factory=Gradients)
+
+    @cached_property
+    def outside(self) -> tuple[str, ...]:
+        """The parameters of embeddings, final norm and head."""
+        return self.chosen.of_block(0)
 
     def full(self) -> Gradients:
         """One backward pass through all blocks."""
-        last, seen = self.transformer.n_layers, []
+        last = self.transformer.n_layers
 
         def see(output: Any) -> None:
-            seen.append(_state(output))
+            self._add_layer(last, _state(output), self.chosen.names)
             raise StopPass
 
         self._run([(self.transformer.block(last), Tap(see_output=see))])
-        self._add_layer(last, seen.pop(), self.chosen.names)
         self._flush()
         return self._finished()
 
@@ -196,7 +196,7 @@ class _Run:
             for parts in _chunks(self.pending, self.transformer.d_vocab):
                 self._head(parts)
             while self.pending:
-                one = self.pending.pop(0)
+                one = self.pending.pop(0)  # and with it the graph of its block
                 self._backward(one)
                 self._give([name for name in one.names if self.chosen.blocks[name]])
 
@@ -208,7 +208,7 @@ class _Run:
                 for name in names:
                     if name in self.result.tensors:
                         self.take(name, self.result.tensors.pop(name))
-                        self.n_given += 1
+                        self.n_taken += 1
 
     def _head(self, parts: list[tuple[_Pending, slice]]) -> None:
         """The losses of some rows, their gradient there, and that of the tail's weights."""
@@ -220,16 +220,13 @@ class _Run:
         weights = torch.cat([one.weights[part] for one, part in parts])
         losses, at_z = _cross_entropy(z.detach(), targets.to(z.device), weights.to(z.device))
         outside = [self.leaves[name] for name in self.outside]
-        found = torch.autograd.grad(z, [*xs, *outside], at_z.to(z.dtype), allow_unused=True)
-        for (one, part), at_x in zip(parts, found, strict=False):
+        at_inputs = torch.autograd.grad(z, [*xs, *outside], at_z.to(z.dtype), allow_unused=True)
+        row_losses = losses.split([len(x) for x in xs])
+        for (one, part), at_x, loss in zip(parts, at_inputs[: len(xs)], row_losses, strict=True):
             one.at_x[part] = at_x
-        sizes = [len(x) for x in xs]
-        for (one, _), own in zip(parts, losses.split(sizes), strict=True):
             known = self.result.losses.get(one.layer, 0.0)
-            self.result.losses[one.layer] = known + own.sum().item()
-        for name, value in zip(self.outside, found[len(xs) :], strict=True):
-            if value is not None:
-                self._add(name, value)
+            self.result.losses[one.layer] = known + loss.sum().item()
+        self._add(self.outside, at_inputs[len(xs) :])
 
     def _backward(self, one: _Pending) -> None:
         """Carry the gradient of a layer's state to the parameters that made it."""
@@ -241,15 +238,13 @@ class _Run:
         at_h = torch.zeros_like(one.h)
         at_h[keep] = at_rows
         leaves = [self.leaves[name] for name in one.names]
-        found = torch.autograd.grad(one.h, leaves, at_h, allow_unused=True)
-        for name, value in zip(one.names, found, strict=True):
-            if value is not None:
-                self._add(name, value)
+        self._add(one.names, torch.autograd.grad(one.h, leaves, at_h, allow_unused=True))
 
-    def _add(self, name: str, value: Tensor) -> None:
-        value = self.chosen.masked(name, value)
-        before = self.result.tensors.get(name)
-        self.result.tensors[name] = value if before is None else before + value
+    def _add(self, names: Sequence[str], values: Sequence[Tensor | None]) -> None:
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                value, before = self.chosen.masked(name, value), self.result.tensors.get(name)
+                self.result.tensors[name] = value if before is None else before + value
 
     def _check_losses(self) -> None:
         if bad := [layer for layer, loss in self.result.losses.items() if loss - loss != 0]:
@@ -261,7 +256,7 @@ class _Run:
     def _finished(self) -> Gradients:
         self._check_losses()
         self._give(self.outside)
-        if not self.result.tensors and not self.n_given:
+        if not self.result.tensors and not self.n_taken:
             raise BadSettings(
                 f"none of the chosen parameters ({', '.join(self.chosen.words)}) gets a gradient"
             )
@@ -318,10 +313,3 @@ def _detached(output: Any) -> Any:
         make: Any = type(output)
         return make({key: _detached(item) for key, item in output.items()})
     return output
-
-
-def zeros_like(values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Zeros in float32 or wider, to add steps to."""
-    for name, value in values.items():
-        wide = torch.promote_types(value.dtype, torch.float32)
-        yield name, torch.zeros_like(value, dtype=wide)

@@ -63,8 +63,7 @@ def lesson(
         tokens: "all" counts every token but the first, as in the paper; "answer" only the answer.
     """
     check_choice(tokens, Tokens, "tokens")
-    require_learner(transformer)
-    require_fitting(transformer, [len(text.ids) for text in texts], "demonstration")
+    require_readable(transformer, [len(text.ids) for text in texts], "demonstration")
     inputs = padded(transformer, [text.ids for text in texts])
     keep = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     for row, text in enumerate(texts):
@@ -76,8 +75,9 @@ def lesson(
     return Lesson(inputs, keep, targets, weights)
 
 
-def require_fitting(transformer: Transformer, lengths: Sequence[int], noun: str) -> None:
-    """Refuse no texts, and texts that are longer than the model reads."""
+def require_readable(transformer: Transformer, lengths: Sequence[int], noun: str) -> None:
+    """Refuse models that do not learn here, no texts, and texts longer than the model reads."""
+    require_learner(transformer)
     if not lengths:
         raise BadText(f"there are no {noun}s; expected at least one")
     if (longest := max(lengths)) > (limit := longest_input(transformer)):

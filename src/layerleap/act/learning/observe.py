@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from layerleap.act.learning.lessons import require_fitting, require_learner
+from layerleap.act.learning.lessons import require_readable
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, NotFinite
 from layerleap.models.hooks.scores import scores_recorded
@@ -72,14 +72,13 @@ def observe(
         scores: also record attention scores.
         tokens_per_batch: tokens of one pass; results do not depend on it beyond rounding.
     """
-    require_learner(transformer)
-    require_fitting(transformer, [len(prompt.ids) for prompt in prompts], "prompt")
-    found: dict[int, Observation] = {}
+    require_readable(transformer, [len(prompt.ids) for prompt in prompts], "prompt")
+    observations: dict[int, Observation] = {}
     prefix = shared_prefix(transformer, [p.ids for p in prompts], [p.n_query for p in prompts])
     for rows in _batches(prompts, tokens_per_batch, prefix.length):
-        own = _observe(transformer, [prompts[row] for row in rows], prefix, labels, scores)
-        found |= zip(rows, own, strict=True)
-    return [found[row] for row in range(len(prompts))]
+        batch = _observe(transformer, [prompts[row] for row in rows], prefix, labels, scores)
+        observations |= zip(rows, batch, strict=True)
+    return [observations[row] for row in range(len(prompts))]
 
 
 def _batches(prompts: Sequence[Prompt], tokens: int, shared: int) -> Iterator[list[int]]:
@@ -104,16 +103,13 @@ def _observe(
 ) -> list[Observation]:
     inputs = prefix.inputs([prompt.ids[prefix.length :] for prompt in prompts])
     keep = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
-    ends = [len(prompt.ids) - prefix.length for prompt in prompts]
-    keep[range(len(ends)), [end - 1 for end in ends]] = True
+    last = len(prompts[0].ids) - prefix.length - 1  # all prompts have the same length
+    keep[:, last] = True
     blocks = range(1, transformer.n_layers + 1)
     for block in blocks:
         transformer.known_anatomy(block, "the output of its attention cannot be observed")
-    wanted = [
-        (end - 1, range(len(prompt.ids) - prompt.n_query, len(prompt.ids)))
-        for end, prompt in zip(ends, prompts, strict=True)
-    ]
-    with scores_recorded(transformer, wanted if scores else []) as recorder:
+    queries = [(last, range(len(p.ids) - p.n_query, len(p.ids))) for p in prompts]
+    with scores_recorded(transformer, queries if scores else []) as recorder:
         captured = transformer.capture(
             inputs, sites=[(block, "attn.out") for block in blocks], keep=keep
         )
@@ -124,28 +120,20 @@ def _observe(
                 "if a delta is applied, learn it with a lower learning rate"
             )
     recorded = [recorder.of_block(block) for block in blocks] if scores else []
-    tops, chosen = _answers(transformer, captured.states[transformer.n_layers], labels)
+    tops: list[int] = []
+    log_p: list[Tensor] = []
+    for rows in captured.states[transformer.n_layers].split(64):
+        logits = transformer.logits(rows).double()
+        tops += logits.argmax(-1).tolist()
+        if labels is not None:
+            log_p += logits.log_softmax(-1)[:, list(labels)].cpu()
     return [
         Observation(
             torch.stack([h[row].cpu() for _, h in sorted(captured.states.items())]),
             torch.stack([captured.sites[block, "attn.out"][row].cpu() for block in blocks]),
-            tuple(own[row].cpu() for own in recorded),
+            tuple(block_scores[row].cpu() for block_scores in recorded),
             tops[row],
-            None if chosen is None else chosen[row],
+            log_p[row] if log_p else None,
         )
         for row in range(len(prompts))
     ]
-
-
-def _answers(
-    transformer: Transformer, h: Tensor, labels: Sequence[int] | None
-) -> tuple[list[int], Tensor | None]:
-    """The best token of each row, and the log-probabilities of the labels: (row, label)."""
-    tops: list[int] = []
-    chosen: list[Tensor] = []
-    for rows in h.split(64):
-        logits = transformer.logits(rows).double()
-        tops += logits.argmax(-1).tolist()
-        if labels is not None:
-            chosen.append(logits.log_softmax(-1)[:, list(labels)].cpu())
-    return tops, torch.cat(chosen) if chosen else None

@@ -76,11 +76,11 @@ def choose(transformer: Transformer, parameters: str | Sequence[str] = "keys-val
 
 def _blocks(transformer: Transformer, aliases: Mapping[str, str]) -> dict[str, int]:
     """The block of each parameter; one that several share, or that lies outside, is of block 0."""
-    found: dict[str, set[int]] = {}
+    blocks: dict[str, set[int]] = {}
     for alias, name in aliases.items():
         inside = {n for n, path in enumerate(transformer.blocks, 1) if alias.startswith(f"{path}.")}
-        found.setdefault(name, set()).update(inside or {0})
-    return {name: min(own) if len(own) == 1 else 0 for name, own in found.items()}
+        blocks.setdefault(name, set()).update(inside or {0})
+    return {name: min(numbers) if len(numbers) == 1 else 0 for name, numbers in blocks.items()}
 
 
 def _named(
@@ -94,13 +94,13 @@ def _named(
         for part in ("keys", "values") if word == "keys-values" else (word,):
             yield from _of_heads(transformer, part, aliases)
     else:
-        found = {name for alias, name in aliases.items() if fnmatchcase(alias, word)}
-        if not found:
+        matches = {name for alias, name in aliases.items() if fnmatchcase(alias, word)}
+        if not matches:
             raise BadSettings(
                 f"no parameter of {transformer.identity.name} matches {word!r}; expected one of "
                 f"{', '.join(WORDS)}, or a pattern of names such as {_example(transformer)!r}"
             )
-        yield from ((name, None) for name in found)
+        yield from ((name, None) for name in matches)
 
 
 def _example(transformer: Transformer) -> str:
@@ -118,10 +118,11 @@ def _of_heads(
                 f"the {part} of block {block} are not known ({heads}); choose parameters by a "
                 f"pattern of names such as {_example(transformer)!r}"
             )
-        yield from _entries(transformer, _rows(heads, part), aliases)
+        yield from _entries(transformer, rows_of(heads, part), aliases)
 
 
-def _rows(heads: Heads, part: str) -> Rows:
+def rows_of(heads: Heads, part: str) -> Rows:
+    """The rows of one of the four matrices of attention; refuses those that are not verified."""
     if part == "values":
         return heads.values
     if part == "outputs":
@@ -137,19 +138,15 @@ def _entries(
 ) -> Iterator[tuple[str, Tensor | None]]:
     """The weight and the bias behind some rows of a matrix, with masks if not all are chosen."""
     module = transformer.model.get_submodule(rows.path)
-    for own in ("weight", "bias"):
-        value = getattr(module, own, None)
-        name = aliases.get(f"{rows.path}.{own}")
+    for kind in ("weight", "bias"):
+        value = getattr(module, kind, None)
+        name = aliases.get(f"{rows.path}.{kind}")
         if not isinstance(value, Tensor) or name is None:
             continue
         if rows.chosen is None:
             yield name, None
             continue
         mask = torch.zeros(value.shape, dtype=torch.bool)
-        along = (
-            (slice(None), list(rows.chosen))
-            if own == "weight" and rows.is_transposed
-            else (list(rows.chosen),)
-        )
-        mask[along] = True
+        is_transposed = kind == "weight" and rows.is_transposed
+        (mask.T if is_transposed else mask)[list(rows.chosen)] = True
         yield name, mask

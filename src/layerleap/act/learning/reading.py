@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.learning.delta import Delta
+from layerleap.act.learning.parameters import rows_of
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused, check_choice
 from layerleap.lens.vocabulary.weights import VectorReading, weights
@@ -25,6 +26,8 @@ from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import Heads, feed_forward, ffn_keys, heads
 from layerleap.models.weights.matrices import Rows
+
+ATTENTION = {"attn.q": "queries", "attn.k": "keys", "attn.v": "values", "attn.o": "outputs"}
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,16 @@ def read_delta(
     change = _change(transformer, delta, block, kind).double().cpu()
     u, sizes, v = torch.linalg.svd(change, full_matrices=False)
     total, reader = float(sizes.square().sum()), weights(transformer)
-    found = []
+    readings = []
     for number in range(min(directions, int((sizes > 1e-6 * sizes[0]).sum()))):
-        vectors = [reader.reading(kind, v[number][None].to(_like(transformer)), top)]
+        direction = v[number][None].to(transformer.device(transformer.n_layers), torch.float32)
+        vectors = [reader.reading(kind, direction, top)]
         if kind == "attn.v":
             written = _written(transformer, heads(transformer, block), u[:, number])
             vectors.append(reader.reading("attn.o", written, top))
         size = float(sizes[number])
-        found.append(Direction(block, kind, size, size**2 / total, tuple(vectors)))
-    return found
+        readings.append(Direction(block, kind, size, size**2 / total, tuple(vectors)))
+    return readings
 
 
 def _change(transformer: Transformer, delta: Delta, block: int, kind: str) -> Tensor:
@@ -107,13 +111,7 @@ def _rows(transformer: Transformer, block: int, kind: str) -> Rows:
                 f"the FFN of block {block} has no {kind}; it has {' and '.join(keys.rows)}"
             )
         return keys.rows[kind]
-    own = heads(transformer, block)
-    if kind in ("attn.v", "attn.o"):
-        return own.values if kind == "attn.v" else own.outputs
-    projection = own.queries if kind == "attn.q" else own.keys
-    if projection is None:
-        raise ModelRefused(own.qk_reason)
-    return projection.rows
+    return rows_of(heads(transformer, block), ATTENTION[kind])
 
 
 def _tensor(delta: Delta, path: str, block: int, kind: str) -> Tensor:
@@ -126,17 +124,12 @@ def _tensor(delta: Delta, path: str, block: int, kind: str) -> Tensor:
     return delta.tensors[name]
 
 
-def _written(transformer: Transformer, own: Heads, values: Tensor) -> Tensor:
+def _written(transformer: Transformer, heads: Heads, values: Tensor) -> Tensor:
     """What W_O makes of a direction of all value heads: (1, d_model)."""
-    by_head = values.reshape(own.n_kv_heads, own.d_value)
+    by_head = values.reshape(heads.n_kv_heads, heads.d_value)
     written = sum(
-        by_head[own.kv_head(head)] @ own.output(transformer, head).double().cpu()
-        for head in range(own.n_heads)
+        by_head[heads.kv_head(head)] @ heads.output(transformer, head).double().cpu()
+        for head in range(heads.n_heads)
     )
     assert isinstance(written, Tensor)
-    return written[None].to(_like(transformer))
-
-
-def _like(transformer: Transformer) -> Tensor:
-    """A tensor whose device and dtype vectors are read with."""
-    return torch.empty(0, device=transformer.device(transformer.n_layers), dtype=torch.float32)
+    return written[None].to(transformer.device(transformer.n_layers), torch.float32)

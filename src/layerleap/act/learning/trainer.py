@@ -13,8 +13,9 @@ so a resumed run ends with the same bits.
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,11 +24,10 @@ import torch
 from torch import Tensor
 
 from layerleap.act.fine_tuning import FineTuning, How, Kind, fine_tuning
-from layerleap.act.learning.delta import Delta
+from layerleap.act.learning.delta import Delta, wide_dtype
 from layerleap.act.learning.descent import require_finite
 from layerleap.act.learning.gradients import check_lens, gradients
 from layerleap.act.learning.lessons import Demonstration, lesson, require_learner
-from layerleap.act.learning.optimizer import Optimizer
 from layerleap.act.learning.parameters import Chosen, choose
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, NotFinite
@@ -51,6 +51,7 @@ from layerleap.zoo.small_lm import lm_loss
 from layerleap.zoo.small_vit import warmup_cosine
 
 CHECKPOINT = TensorFile("finetuning", 1)
+BETAS, EPSILON = (0.9, 0.95), 1e-8  # of AdamW
 OLDEST = 20.0  # seconds between two checkpoints: what a kill may cost
 
 
@@ -100,9 +101,9 @@ class FineTuned(ShortRepr, Result):
         zero = {name: torch.zeros_like(value) for name, value in self.values.items()}
         with whole_folder(folder) as temporary, quiet_transformers(), torch.no_grad():
             model = Delta.of(self.transformer, zero).merged(self.transformer)
-            own = dict(model.named_parameters())
+            parameters = dict(model.named_parameters())
             for name, value in self.values.items():
-                own[name].copy_(value)
+                parameters[name].copy_(value)
             model.save_pretrained(temporary)
             if self.transformer.tokenizer is not None:
                 self.transformer.tokenizer.save_pretrained(temporary)
@@ -193,24 +194,18 @@ def finetune(
         name = str(default_text(transformer) if text is None else text)
         name = name if text is None or isinstance(text, str | Path) else "given texts"
         text, _ = resolve_text(transformer, text, Sampling(), report)
-        run = _Run(transformer, text, settings, lens)
-        work = None if folder is None else _work(Path(folder))
-        run.train(None if work is None else work / "training.safetensors", report)
+        run, checkpoint = _Run(transformer, text, settings, lens), None
+        if folder is not None:
+            hidden = f".{Path(folder).name}.finetuning"
+            checkpoint = Path(folder).with_name(hidden) / "training.safetensors"
+        run.train(checkpoint, report)
         tuned = FineTuned(transformer, run.values, run.about_result(), run.record, run.notes, name)
-        if folder is not None and work is not None:
+        if folder is not None and checkpoint is not None:
             tuned.save_pretrained(folder)
-            _remove(work)
+            checkpoint.unlink(missing_ok=True)
+            with suppress(OSError):  # no such folder, or something else is in it
+                checkpoint.parent.rmdir()
         return tuned
-
-
-def _work(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.finetuning")
-
-
-def _remove(work: Path) -> None:
-    (work / "training.safetensors").unlink(missing_ok=True)
-    if work.is_dir() and not any(work.iterdir()):
-        work.rmdir()
 
 
 class _Run:
@@ -230,7 +225,15 @@ class _Run:
         )
         has_test = settings.held_out and settings.tested_tokens
         self.tested = read(settings.tested_tokens if has_test else 0, side="held-out")
-        self.windows = self._windows(read(needed), partial(read, needed, side="held-out"))
+        stream, width = read(needed), settings.max_tokens
+        is_short = settings.held_out and len(stream) < width
+        if is_short and (n_taken := len(read(needed, side="held-out"))):
+            raise BadText(
+                f"the text has {len(stream)} tokens to train on, fewer than one window of {width}: "
+                f"held_out={settings.held_out} took {n_taken} tokens or more, whole documents at a "
+                "time; set held_out=0, or give more documents"
+            )
+        self.windows = windows(stream, width)
         self.notes: tuple[str, ...] = ()
         if has_test and len(self.tested) < 2:
             self.notes = (
@@ -239,22 +242,14 @@ class _Run:
                 "documents, or another seed.",
             )
         known = dict(transformer.model.named_parameters())
-        self.values = {name: _wide(known[name]) for name in self.chosen.names}
+        self.values = {
+            name: known[name].detach().to(wide_dtype(known[name]), copy=True)
+            for name in self.chosen.names
+        }
         self.optimizer = Optimizer(settings.optimizer, settings.decay)
         self.step, self.seconds = 0, 0.0
         self.losses: list[float] = []  # since the last check
         self.record: list[dict[str, Any]] = []
-
-    def _windows(self, stream: Tensor, read_held_out: Callable[[], Tensor]) -> Tensor:
-        """Windows to train on; an error says if it was held_out that took the text."""
-        width, share = self.settings.max_tokens, self.settings.held_out
-        if share and len(stream) < width and len(taken := read_held_out()):
-            raise BadText(
-                f"the text has {len(stream)} tokens to train on, fewer than one window of {width}: "
-                f"held_out={share} took {len(taken)} tokens or more, whole documents at a time; "
-                "set held_out=0, or give more documents"
-            )
-        return windows(stream, width)
 
     def train(self, checkpoint: Path | None, progress: Progress) -> None:
         """Run all steps, from a checkpoint if there is one."""
@@ -263,24 +258,20 @@ class _Run:
             self._resume(checkpoint, about)
         saver = Saver(lambda path: self._save(path, about), checkpoint, longest=OLDEST)
         with interrupts_wait() as is_interrupted:
-            self._train_on(steps, saver, progress, is_interrupted)
+            self._check_if_due()
+            while self.step < steps:
+                self._step()
+                progress("fine-tuning", self.step, steps, "steps")
+                if is_interrupted():
+                    saver.save()
+                    raise KeyboardInterrupt
+                saver.save_if_due()
+                self._check_if_due()
 
-    def _train_on(
-        self, steps: int, saver: Saver, progress: Progress, is_interrupted: Callable[[], bool]
-    ) -> None:
-        while True:
-            is_last = self.step == steps
-            is_due = self.step % self.settings.check_every == 0 or is_last
-            if is_due and (not self.record or self.record[-1]["step"] < self.step):
-                self._check()
-            if is_last:
-                break
-            self._step()
-            progress("fine-tuning", self.step, steps, "steps")
-            if is_interrupted():
-                saver.save()
-                raise KeyboardInterrupt
-            saver.save_if_due()
+    def _check_if_due(self) -> None:
+        is_due = self.step % self.settings.check_every == 0 or self.step == self.settings.steps
+        if is_due and (not self.record or self.record[-1]["step"] < self.step):
+            self._check()
 
     def _step(self) -> None:
         settings, started = self.settings, time.perf_counter()
@@ -294,7 +285,7 @@ class _Run:
             mask = self.chosen.masks[name]
             self.optimizer.update(name, self.values[name], gradient, rate, number, mask)
 
-        found = gradients(
+        result = gradients(
             self.transformer,
             self.chosen,
             self._inputs(),
@@ -306,7 +297,7 @@ class _Run:
             take=take,
         )
         self.step = number
-        self.losses.append(found.losses.get(self.transformer.n_layers, math.nan))
+        self.losses.append(result.losses.get(self.transformer.n_layers, math.nan))
         self.seconds += time.perf_counter() - started
 
     def _inputs(self) -> dict[str, Tensor]:
@@ -326,34 +317,28 @@ class _Run:
                     f"the held-out loss is {tested['loss']} after step {self.step}; lower the "
                     "learning rate, or use a wider dtype"
                 )
-        losses = [loss for loss in self.losses if math.isfinite(loss)]
-        self.losses = []
-        self.record.append(
-            {
-                "step": self.step,
-                "loss": sum(losses) / len(losses) if losses else None,
-                "held_out": None if tested is None else tested["loss"],
-                "tested_tokens": 0 if tested is None else tested["tokens"],
-                "seconds": self.seconds,
-            }
-        )
+        losses, self.losses = [loss for loss in self.losses if math.isfinite(loss)], []
+        row = {"step": self.step, "loss": sum(losses) / len(losses) if losses else None}
+        row["held_out"] = None if tested is None else tested["loss"]
+        row["tested_tokens"] = 0 if tested is None else tested["tokens"]
+        self.record.append({**row, "seconds": self.seconds})
 
     def _about(self) -> dict[str, Any]:
         """What a resumed run must have in common."""
-        digest = hashlib.sha256(self.windows.numpy().tobytes() + self.tested.numpy().tobytes())
-        bank = None if self.lens is None or self.lens.bank is None else self.lens.bank.digest()
+        tokens = hashlib.sha256(self.windows.numpy().tobytes() + self.tested.numpy().tobytes())
+        bank = None if self.lens is None else self.lens.bank
         return {
             "model": self.transformer.identity.fingerprint,
             "settings": asdict(self.settings),
-            "text": digest.hexdigest(),
-            "lens": bank,
+            "text": tokens.hexdigest(),
+            "lens": None if bank is None else bank.digest(),
         }
 
     def about_result(self) -> dict[str, Any]:
         """How it was trained, for the delta and the folder."""
         lens = (self.lens or Lens(self.transformer)).name
-        own = asdict(self.settings) | {"parameters": list(self.settings.parameters)}
-        return {**own, "lens": lens if self.settings.how == "layer-causal" else None}
+        settings = asdict(self.settings) | {"parameters": list(self.settings.parameters)}
+        return {**settings, "lens": lens if self.settings.how == "layer-causal" else None}
 
     def _save(self, path: Path, about: Mapping[str, Any]) -> None:
         tensors = {f"value.{name}": value for name, value in self.values.items()}
@@ -371,7 +356,57 @@ class _Run:
                 setattr(self, name, header[name])
 
 
-def _wide(parameter: Tensor) -> Tensor:
-    """A copy in float32 or wider, in which small steps add up."""
-    own = parameter.detach()
-    return own.to(torch.promote_types(own.dtype, torch.float32), copy=True)
+@dataclass
+class Optimizer:
+    """AdamW or plain SGD; both shrink matrices by weight decay, if there is any.
+
+    A step needs no gradient but the parameter's own, so that a block can learn as soon as its
+    gradient is there; and everything a checkpoint has to hold is a dictionary of tensors.
+    """
+
+    kind: Kind
+    decay: float = 0.0
+    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of AdamW, by name
+
+    @torch.no_grad()
+    def update(
+        self,
+        name: str,
+        value: Tensor,
+        gradient: Tensor,
+        rate: float,
+        step: int,
+        mask: Tensor | None = None,
+    ) -> None:
+        """Change a parameter by one step; steps count from 1.
+
+        `mask` is True where the parameter learns: the rest does not decay either.
+        """
+        gradient = gradient.to(value.device, value.dtype)
+        if self.decay and value.dim() > 1:
+            factor = 1 - rate * self.decay
+            value.mul_(factor if mask is None else torch.where(mask.to(value.device), factor, 1.0))
+        if self.kind == "sgd":
+            value.sub_(gradient, alpha=rate)
+            return
+        if name not in self.moments:
+            self.moments[name] = torch.zeros_like(value), torch.zeros_like(value)
+        first, second = self.moments[name]
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        size = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
+        value.addcdiv_(first, size, value=-rate / (1 - BETAS[0] ** step))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, to save."""
+        named: dict[str, Tensor] = {}
+        for name, (first, second) in self.moments.items():
+            named |= {f"first.{name}": first, f"second.{name}": second}
+        return named
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Load what `tensors` gave; others are ignored. Tensors go where the values are."""
+        for name, value in values.items():
+            if (first := tensors.get(f"first.{name}")) is not None:
+                second = tensors[f"second.{name}"]
+                self.moments[name] = first.to(value.device), second.to(value.device)

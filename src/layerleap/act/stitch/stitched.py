@@ -76,11 +76,10 @@ class Stitched:
 
     def arguments(self, inputs: Any) -> dict[str, Tensor]:
         """Token ids and their mask, which both models get."""
-        given = as_inputs(self.a, inputs)
-        ids = given.get("input_ids")
+        encoded = as_inputs(self.a, inputs)
+        ids, mask = encoded.get("input_ids"), encoded.get("attention_mask")
         if not isinstance(ids, Tensor):
-            raise BadText(f"got {', '.join(given) or 'nothing'}; expected a text or token ids")
-        mask = given.get("attention_mask")
+            raise BadText(f"got {', '.join(encoded) or 'nothing'}; expected a text or token ids")
         mask = torch.ones_like(ids) if mask is None else mask
         return {"input_ids": ids, "attention_mask": mask}
 
@@ -166,13 +165,19 @@ def stitch(
             f"text, sampling and ridge are for kernel='least-squares'; a kernel that is {name} is "
             "not fitted"
         )
-    if isinstance(kernel, str):
-        if kernel == "least-squares":
-            carry = _fitted(a, layer_a, b, layer_b, text, n_texts, sampling, ridge, progress)
-        else:
-            carry = kernel_map(kernel, a, layer_a, b, layer_b, seed)
+    if name == "least-squares":
+        shared_tokens(a, b)
+        source = default_text(a) if text is None else text
+        sampling = sampling or Sampling(positions="all")
+        batches = batches_of(a, source, sampling, side="fit", n_texts=n_texts)
+        layers = (layer_a, layer_b)
+        with reporting(progress) as report:
+            options: Any = {"ridge": ridge, "n_texts": n_texts, "progress": report}
+            carry: Carry = fit_kernels(a, b, [layers], batches, **options)[layers][0]
+    elif isinstance(kernel, str):
+        carry = kernel_map(kernel, a, layer_a, b, layer_b, seed)
     else:
-        carry = _given(kernel, a, layer_a, b, layer_b)
+        carry = _own_kernel(kernel, a, layer_a, b, layer_b)
     return Stitched(a, layer_a, b, layer_b, name, carry)
 
 
@@ -186,36 +191,13 @@ def kernel_map(
         return IdentityMap(layer_a, layer_b)
     matrix = embedding_kernel(a, b, folded=kernel == "folded")
     weight = random_kernel(matrix, seed) if kernel == "random" else matrix
-    return LinearMap(layer_a, layer_b, weight=weight.to(_wide(b)))
+    # At least float32, as all maps are; float64 for a model that runs in it.
+    dtype = torch.promote_types(b.model.dtype, torch.float32)
+    return LinearMap(layer_a, layer_b, weight=weight.to(dtype))
 
 
-def _wide(b: Transformer) -> torch.dtype:
-    """At least float32, as all maps are; float64 for a model that runs in it."""
-    return torch.promote_types(b.model.dtype, torch.float32)
-
-
-def _fitted(
-    a: Transformer,
-    layer_a: int,
-    b: Transformer,
-    layer_b: int,
-    text: Any,
-    n_texts: int,
-    sampling: Sampling | None,
-    ridge: float | None,
-    progress: Progress | bool,
-) -> Carry:
-    shared_tokens(a, b)
-    sampling = sampling or Sampling(positions="all")
-    source = default_text(a) if text is None else text
-    batches = batches_of(a, source, sampling, side="fit", n_texts=n_texts)
-    pair = (layer_a, layer_b)
-    with reporting(progress) as report:
-        found = fit_kernels(a, b, [pair], batches, ridge=ridge, n_texts=n_texts, progress=report)
-    return found[pair][0]
-
-
-def _given(kernel: Any, a: Transformer, layer_a: int, b: Transformer, layer_b: int) -> Carry:
+def _own_kernel(kernel: Any, a: Transformer, layer_a: int, b: Transformer, layer_b: int) -> Carry:
+    """A matrix or a function of the user's own."""
     shared_tokens(a, b)
     if isinstance(kernel, Tensor):
         if tuple(kernel.shape) != (a.d_model, b.d_model):
@@ -233,8 +215,7 @@ def _given(kernel: Any, a: Transformer, layer_a: int, b: Transformer, layer_b: i
         probe = kernel(torch.zeros(1, a.d_model, dtype=a.model.dtype, device=a.device(layer_a)))
     width = probe.shape[-1] if isinstance(probe, Tensor) else 0
     _require_width(a, b, width, "the kernel gives")
-    carry: Carry = kernel
-    return carry
+    return kernel
 
 
 def _require_width(a: Transformer, b: Transformer, width: int, what: str) -> None:

@@ -65,8 +65,8 @@ class Translated:
         value = b.rows(h, b.pooled(arguments["attention_mask"]))[:, None]
         b.require_tail()
         for step in b.tail:
-            own = self.tail.get(step.path) if step.kind == "module" else None
-            value = b.apply(step, value) if own is None else own(value)
+            translated = self.tail.get(step.path) if step.kind == "module" else None
+            value = b.apply(step, value) if translated is None else translated(value)
         return value.reshape(len(value), b.d_vocab)
 
 
@@ -107,10 +107,9 @@ class _Basis:
                 f"{a.identity.name}; expected rank {b.d_model}, which needs a first model that is "
                 "at least as wide as the second"
             )
-        dtype = torch.promote_types(b.model.dtype, torch.float32)
-        self.kernel = kernel
-        self.inverse = torch.linalg.pinv(kernel)
-        self.dtype, self.device = dtype, b.device(b.n_layers)
+        self.kernel, self.inverse = kernel, torch.linalg.pinv(kernel)
+        self.dtype = torch.promote_types(b.model.dtype, torch.float32)
+        self.device = b.device(b.n_layers)
 
     def reader(self, module: nn.Module) -> nn.Linear:
         """A matrix that takes states: each of its outputs reads K w."""
@@ -128,13 +127,8 @@ class _Basis:
         return _Inside(copy.deepcopy(module), kernel, inverse)
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-        linear = nn.Linear(
-            weight.shape[1],
-            weight.shape[0],
-            bias is not None,
-            device=self.device,
-            dtype=self.dtype,
-        )
+        place: Any = {"device": self.device, "dtype": self.dtype}
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, **place)
         with torch.no_grad():
             linear.weight.copy_(weight)
             if bias is not None:
@@ -178,11 +172,8 @@ def _translated_block(b: Transformer, number: int, traced: list[Call], basis: _B
             "some layers only"
         )
     anatomy = b.known_anatomy(number, "its parameters cannot be translated")
-    calls = {
-        call.path.removeprefix(f"{path}."): call
-        for call in traced
-        if call.path.startswith(f"{path}.")
-    }
+    inside = [call for call in traced if call.path.startswith(f"{path}.")]
+    calls = {call.path.removeprefix(f"{path}."): call for call in inside}
     block = copy.deepcopy(b.block(number))
     for name, module in _new_modules(b, number, anatomy, calls, basis):
         block.set_submodule(name, module)
@@ -198,11 +189,11 @@ def _new_modules(
         if name.endswith(NORMS):
             yield sites[name].path, basis.inside(calls[sites[name].path].module)
     for part in anatomy.parts:
-        taken = calls[sites[f"{part}.in"].path].takes
-        given = calls[sites[f"{part}.out"].path].gives
+        state = calls[sites[f"{part}.in"].path].takes
+        update = calls[sites[f"{part}.out"].path].gives
         matrices = {name: call for name, call in calls.items() if _is_matrix(call.module)}
-        readers = [name for name, call in matrices.items() if is_same(call.takes, taken)]
-        writers = [name for name, call in matrices.items() if is_same(call.gives, given)]
+        readers = [name for name, call in matrices.items() if is_same(call.takes, state)]
+        writers = [name for name, call in matrices.items() if is_same(call.gives, update)]
         if not readers or len(writers) != 1:
             raise ModelRefused(
                 f"{part} of block {number} of {b.identity.name} does not read and write the stream "

@@ -78,23 +78,22 @@ def topk_attend(
     query, key, value = _in_one_dtype(query, key, value)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
 
-    def call(heads: _Heads) -> Tensor:
+    def call(k: int | None, inputs: _Inputs) -> Tensor:
         # Drawn from torch's generator, so that checkpointing, which restores that, repeats it.
         seed = int(torch.randint(2**62, ())) if dropout else 0
-        return _attend(
-            Call(heads.k, chunk, scaling, softcap, dropout, seed, recompute),
-            heads.inputs(query, key, value, sinks, visible),
-        )
+        return _attend(Call(k, chunk, scaling, softcap, dropout, seed, recompute), inputs)
 
+    inputs = _Inputs(query, key, value, sinks, visible)
     if k is None or isinstance(k, int):
-        return call(_Heads(k))
+        return call(k, inputs)
     if len(k) != query.shape[1]:
         raise BadSettings(f"k for {len(k)} heads; this attention has {query.shape[1]}")
-    alike = _alike(tuple(k), query.shape[1] // key.shape[1])
-    if len(alike) == 1:
-        return call(_Heads(k[0]))
-    order = torch.tensor([head for heads in alike for head in heads.queries or ()])
-    return torch.cat([call(heads) for heads in alike], 2)[:, :, order.argsort().to(query.device)]
+    groups = _heads_by_k(k, query.shape[1] // key.shape[1])
+    if len(groups) == 1:
+        return call(k[0], inputs)
+    order = torch.tensor([head for _, heads, _ in groups for head in heads]).argsort()
+    parts = [call(size, inputs.of_heads(heads, keys)) for size, heads, keys in groups]
+    return torch.cat(parts, 2)[:, :, order.to(query.device)]
 
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
@@ -107,8 +106,8 @@ def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
         dtype = torch.get_autocast_dtype(kind)
         tensors = tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
     if len({tensor.dtype for tensor in tensors}) > 1:
-        given = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-        raise BadSettings(f"queries, keys and values are {given}; expected one dtype")
+        names = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+        raise BadSettings(f"queries, keys and values are {names}; expected one dtype")
     return list(tensors)
 
 
@@ -122,39 +121,19 @@ def _attend(call: Call, inputs: "_Inputs") -> Tensor:
         return _forward(call, inputs, keep=False)[0]
 
 
-@dataclass(frozen=True)
-class _Heads:
-    """Heads with the same k, which are computed together; all of them when None."""
-
-    k: int | None
-    queries: tuple[int, ...] | None = None
-    keys: tuple[int, ...] | None = None
-
-    def inputs(
-        self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, visible: Visible
-    ) -> "_Inputs":
-        if self.queries is None:
-            return _Inputs(query, key, value, sinks, visible)
-        own, keys = list(self.queries), list(self.keys or ())
-        sinks = None if sinks is None else sinks[own]
-        return _Inputs(query[:, own], key[:, keys], value[:, keys], sinks, visible.of_heads(own))
-
-
-def _alike(k: tuple[int, ...], group: int) -> list[_Heads]:
-    """Query heads by their k, and by how many with this k share a head of keys.
+def _heads_by_k(k: Sequence[int], group: int) -> list[tuple[int, list[int], list[int]]]:
+    """By k, and by how many heads with this k share a head of keys: heads of queries and of keys.
 
     One selection for all of them would keep as many numbers for every head as for the largest k.
     """
-    found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
+    by_k: dict[tuple[int, int], tuple[int, list[int], list[int]]] = {}
     for first in range(0, len(k), group):
-        own = range(first, first + group)
         for size in dict.fromkeys(k[first : first + group]):
-            heads = [head for head in own if k[head] == size]
-            found.setdefault((size, len(heads)), []).append((first // group, heads))
-    return [
-        _Heads(size, tuple(h for _, heads in of for h in heads), tuple(key for key, _ in of))
-        for (size, _), of in found.items()
-    ]
+            heads = [head for head in range(first, first + group) if k[head] == size]
+            _, query_heads, key_heads = by_k.setdefault((size, len(heads)), (size, [], []))
+            query_heads += heads
+            key_heads.append(first // group)
+    return list(by_k.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +145,12 @@ class _Inputs:
     visible: Visible
 
     def blocks(self, call: Call) -> Iterator[Block]:
-        is_causal = self.visible.is_causal
-        return blocks_of(self.query, self.key, call.chunk, is_causal=is_causal)
+        return blocks_of(self.query, self.key, call.chunk, is_causal=self.visible.is_causal)
+
+    def of_heads(self, heads: list[int], keys: list[int]) -> "_Inputs":
+        sinks, visible = None if self.sinks is None else self.sinks[heads], self.visible
+        key, value = self.key[:, keys], self.value[:, keys]
+        return _Inputs(self.query[:, heads], key, value, sinks, visible.of_heads(heads))
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -198,9 +181,9 @@ class _TopKAttention(torch.autograd.Function):
         saved, n = ctx.saved_tensors, ctx.n_inputs
         query, key, value, sinks, mask, *biases = saved[:n]
         inputs = _Inputs(query, key, value, sinks, Visible(ctx.is_causal, mask, tuple(biases)))
-        wanted = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[2:]
         with torch.autocast(query.device.type, enabled=False):
-            gradients = _backward(ctx.call, inputs, saved[n:], grads[0], wanted)
+            gradients = _backward(ctx.call, inputs, saved[n:], grads[0], needed)
         return None, None, *gradients
 
 
@@ -215,12 +198,12 @@ def _forward(call: Call, inputs: _Inputs, *, keep: bool) -> tuple[Tensor, list[T
     selected: list[Tensor | None] = []
     for block in inputs.blocks(call):
         scores, index = _select(call, inputs, block)
-        weights, _ = _softmax(scores, _sink(inputs, block))
-        weights = _drop(weights.to(value.dtype), call, block)
+        weights = _softmax(scores, _sink(inputs, block))[0].to(value.dtype)
+        if call.dropout:
+            weights = weights * _kept(weights, call, block)
         rows = sum_at(weights, block.keys_of(value), index)
-        heads = slice(block.heads.start * block.group, block.heads.stop * block.group)
         by_head = block.per_head(rows).flatten(1, 2)
-        output[block.texts, block.queries, heads] = by_head.transpose(1, 2)
+        output[block.texts, block.queries, block.query_heads] = by_head.transpose(1, 2)
         if keep:
             selected.append(index)
         del scores, weights, index
@@ -249,11 +232,11 @@ def _highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best, index = scores.topk(k, -1, sorted=False)
     least = best.amin(-1, keepdim=True)
     tied = scores == least
-    wanted = (best == least).sum(-1, keepdim=True)
-    is_open = ((tied.sum(-1, keepdim=True) > wanted) & (least > -torch.inf))[..., 0]
+    n_selected = (best == least).sum(-1, keepdim=True)  # of the tied ones
+    is_open = ((tied.sum(-1, keepdim=True) > n_selected) & (least > -torch.inf))[..., 0]
     if is_open.any():
         scores, least, tied = scores[is_open], least[is_open], tied[is_open]
-        first = tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted[is_open])
+        first = tied & (tied.cumsum(-1, dtype=torch.int32) <= n_selected[is_open])
         chosen = (~(scores <= least) | first).nonzero()[:, 1].view(-1, k)  # NaN counts as high
         index[is_open], best[is_open] = chosen, scores.gather(-1, chosen)
     return best, index
@@ -273,9 +256,9 @@ def _sink(inputs: _Inputs, block: Block) -> Tensor | None:
     """(text x head, group x query, 1): the sinks of a block."""
     if inputs.sinks is None:
         return None
-    own = inputs.sinks.to(_wide(inputs.query)).reshape(-1, block.group)[block.heads]
+    by_head = inputs.sinks.to(_wide(inputs.query)).reshape(-1, block.group)[block.heads]
     n_texts = len(inputs.query[block.texts])
-    rows = own.repeat_interleave(block.queries.stop - block.queries.start, 1)
+    rows = by_head.repeat_interleave(block.queries.stop - block.queries.start, 1)
     return rows.repeat(n_texts, 1).unsqueeze(-1)
 
 
@@ -288,14 +271,9 @@ def _softmax(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None
     total = powers.sum(-1, keepdim=True)
     if sink is None:
         return powers / total.masked_fill(total == 0, 1), None
-    own = (sink - highest).exp()
-    return powers / (total + own), own / (total + own)
-
-
-def _drop(weights: Tensor, call: Call, block: Block) -> Tensor:
-    if not call.dropout:
-        return weights
-    return weights * _kept(weights, call, block)
+    sink_power = (sink - highest).exp()
+    total = total + sink_power
+    return powers / total, sink_power / total
 
 
 def _kept(weights: Tensor, call: Call, block: Block) -> Tensor:
@@ -311,78 +289,58 @@ def _backward(
     inputs: _Inputs,
     selected: Sequence[Tensor | None],
     grad: Tensor,
-    wanted: Sequence[bool],
+    needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients of the tensors of a call, in their order; sums over blocks are float32 or wider."""
-    tensors = inputs.tensors
     totals = [
-        torch.zeros_like(tensor, dtype=_wide(tensor)) if tensor is not None and want else None
-        for tensor, want in zip(tensors, wanted, strict=True)
+        torch.zeros_like(tensor, dtype=_wide(tensor)) if tensor is not None and is_needed else None
+        for tensor, is_needed in zip(inputs.tensors, needed, strict=True)
     ]
     grad = grad.transpose(1, 2)  # (text, head, query, width), as queries are
     for number, block in enumerate(inputs.blocks(call)):
         index = _select(call, inputs, block)[1] if call.recompute else selected[number]
-        _add_gradients(totals, _gradients(call, inputs, block, index, grad), block, index)
+        _add_gradients(totals, call, inputs, block, index, grad)
     return [
         None if total is None or tensor is None else total.to(tensor.dtype)
-        for total, tensor in zip(totals, tensors, strict=True)
+        for total, tensor in zip(totals, inputs.tensors, strict=True)
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Gradients:
-    """Of one block: by row or by key, as `Block` arranges them."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    sinks: Tensor | None  # (n, row, 1)
-    scores: Tensor  # with biases added
-
-
-def _gradients(
-    call: Call, inputs: _Inputs, block: Block, index: Tensor | None, grad: Tensor
-) -> _Gradients:
+def _add_gradients(
+    totals: Sequence[Tensor | None],
+    call: Call,
+    inputs: _Inputs,
+    block: Block,
+    index: Tensor | None,
+    grad: Tensor,
+) -> None:
+    """Add the gradients of one block to those of the tensors of a call."""
     rows, keys = block.rows_of(inputs.query), block.keys_of(inputs.key)
     values, grad = block.keys_of(inputs.value), block.rows_of(grad)
     scores = _scores(call, rows, keys, index)
-    slope = call.scaling if call.softcap is None else _slope(scores, call.softcap) * call.scaling
-    weights, own = _softmax(inputs.biased(scores, index, block), _sink(inputs, block))
-    of_weights = dot_at(grad, values, index).to(scores.dtype)
+    # The derivative of the cap, at scores that are capped already.
+    slope = 1 if call.softcap is None else 1 - (scores / call.softcap).square()
+    weights, sink = _softmax(inputs.biased(scores, index, block), _sink(inputs, block))
     kept = _kept(weights, call, block) if call.dropout else 1
-    of_weights = of_weights * kept
+    of_weights = dot_at(grad, values, index).to(scores.dtype) * kept
     mean = (weights * of_weights).sum(-1, keepdim=True)
     of_scores = weights * (of_weights - mean)
-    of_products = (of_scores * slope).to(rows.dtype)
-    return _Gradients(
-        query=sum_at(of_products, keys, index),
-        key=add_at(of_products, rows, index, block.n_keys),
-        value=add_at((weights * kept).to(values.dtype), grad, index, block.n_keys),
-        sinks=None if own is None else -own * mean,
-        scores=of_scores,
-    )
-
-
-def _slope(capped: Tensor, softcap: float) -> Tensor:
-    """The derivative of the cap at scores that are capped already."""
-    return 1 - (capped / softcap).square()
-
-
-def _add_gradients(
-    totals: Sequence[Tensor | None], part: _Gradients, block: Block, index: Tensor | None
-) -> None:
+    of_products = (of_scores * (slope * call.scaling)).to(rows.dtype)
     query, key, value, sinks, _, *biases = totals
-    heads = slice(block.heads.start * block.group, block.heads.stop * block.group)
     if query is not None:
-        query[block.texts, heads, block.queries] += block.per_head(part.query).flatten(1, 2)
-    for total, own in ((key, part.key), (value, part.value)):
-        if total is not None:
-            place = total[block.texts, block.heads, : block.n_keys]
-            place += own.reshape(place.shape)
-    if sinks is not None and part.sinks is not None:
-        sinks[heads] += block.per_head(part.sinks).sum((0, 3, 4)).flatten()
+        by_head = block.per_head(sum_at(of_products, keys, index)).flatten(1, 2)
+        query[block.texts, block.query_heads, block.queries] += by_head
+    if key is not None:
+        place = key[block.texts, block.heads, : block.n_keys]
+        place += add_at(of_products, rows, index, block.n_keys).reshape(place.shape)
+    if value is not None:
+        place = value[block.texts, block.heads, : block.n_keys]
+        of_values = add_at((weights * kept).to(values.dtype), grad, index, block.n_keys)
+        place += of_values.reshape(place.shape)
+    if sinks is not None and sink is not None:
+        sinks[block.query_heads] += block.per_head(-sink * mean).sum((0, 3, 4)).flatten()
     for total in biases:
         if total is not None:
             place = block.part_of(total)
-            dense = block.per_head(dense_at(part.scores, index, block.n_keys))
+            dense = block.per_head(dense_at(of_scores, index, block.n_keys))
             place += dense.sum_to_size(place.shape)

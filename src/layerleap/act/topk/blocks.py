@@ -24,10 +24,14 @@ class Block:
     n_keys: int  # the keys that some query of the chunk may see are among the first n_keys
     group: int  # heads of queries per head of keys
 
+    @property
+    def query_heads(self) -> slice:
+        """The heads of queries that these heads of keys serve."""
+        return slice(self.heads.start * self.group, self.heads.stop * self.group)
+
     def rows_of(self, query: Tensor) -> Tensor:
         """(text x head, group x query, width): the rows of (text, query head, query, width)."""
-        heads = slice(self.heads.start * self.group, self.heads.stop * self.group)
-        rows = query[self.texts, heads, self.queries]
+        rows = query[self.texts, self.query_heads, self.queries]
         n_heads = self.heads.stop - self.heads.start
         return rows.reshape(len(rows) * n_heads, -1, rows.shape[-1])
 
@@ -57,19 +61,15 @@ def blocks_of(query: Tensor, key: Tensor, chunk: int, *, is_causal: bool) -> Ite
     n_queries, group, number = query.shape[2], query.shape[1] // n_heads, 0
     for start in range(0, n_queries, chunk):
         stop = min(start + chunk, n_queries)
-        seen = max(1, n_keys - n_queries + stop) if is_causal else n_keys
-        fitting = max(1, SCORES // max(1, group * (stop - start) * seen))
+        n_visible = max(1, n_keys - n_queries + stop) if is_causal else n_keys
+        fitting = max(1, SCORES // max(1, group * (stop - start) * n_visible))
         for texts, heads in _heads(n_texts, n_heads, fitting):
-            yield Block(number, texts, heads, slice(start, stop), seen, group)
+            yield Block(number, texts, heads, slice(start, stop), n_visible, group)
             number += 1
 
 
 def _heads(n_texts: int, n_heads: int, fitting: int) -> Iterator[tuple[slice, slice]]:
-    if fitting >= n_heads:
-        step = fitting // n_heads
-        for text in range(0, n_texts, step):
-            yield slice(text, min(text + step, n_texts)), slice(0, n_heads)
-        return
-    for text in range(n_texts):
+    for text in range(0, n_texts, step := max(1, fitting // n_heads)):
         for head in range(0, n_heads, fitting):
-            yield slice(text, text + 1), slice(head, min(head + fitting, n_heads))
+            texts = slice(text, min(text + step, n_texts))
+            yield texts, slice(head, min(head + fitting, n_heads))

@@ -25,7 +25,7 @@ from transformers.masking_utils import sdpa_mask
 from layerleap.act.topk.attention import topk_attend
 from layerleap.act.topk.masks import visible_from
 from layerleap.act.topk.pages import PagedKeys
-from layerleap.act.topk.settings import K, Ks, TopKSettings
+from layerleap.act.topk.topk_settings import K, Ks, TopKSettings
 from layerleap.errors import BadSettings, ModelRefused
 
 # Arguments that say nothing about attention, or nothing beyond the mask.
@@ -102,7 +102,8 @@ def attention_function(
     ) -> tuple[Tensor, None]:
         k = settings.k_of(_block_of(module, settings) if block is None else block)
         _check_window(module, key, attention_mask, kwargs.get("sliding_window"))
-        if paged is not None and not _learns(query, key):
+        learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+        if paged is not None and not learns:
             if kwargs.get("position_bias") is not None:
                 raise BadSettings(
                     f"{type(module).__name__} adds position biases to scores, which summaries of "
@@ -166,12 +167,12 @@ def attend(
 
 
 def check_arguments(module: nn.Module, arguments: dict[str, Any]) -> None:
-    """Refuse what attention was asked for and is not computed here."""
+    """Refuse arguments of attention that change it and are not supported here."""
     for name, value in arguments.items():
-        if value is None or value is False or name in HARMLESS:
+        is_off = value is None or value is False
+        # max_length_... belongs to cu_seq_lens, which is refused.
+        if is_off or name in HARMLESS or name.startswith("max_length_"):
             continue
-        if name.startswith("max_length_"):
-            continue  # belongs to cu_seq_lens, which is refused
         what = REFUSED.get(name, "an argument that is not known here and may change attention")
         raise ModelRefused(
             f"{type(module).__name__} calls attention with {name!r}: {what}; top-k attention "
@@ -185,10 +186,6 @@ def _check_window(module: nn.Module, key: Tensor, mask: Tensor | None, window: i
             f"{type(module).__name__} has a sliding window of {window} keys but was given "
             f"{key.shape[2]} keys without a mask; expected a mask that has the window"
         )
-
-
-def _learns(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def check_cache(cache: Any) -> None:
@@ -241,21 +238,14 @@ def _mask(
 ) -> Tensor | None:
     """The boolean mask of sdpa; none only where queries are as many as keys, or a single one."""
     kind: Any = type(config)
-    if config is not None and (own := _without_interface(kind)):
+    if config is not None and (model := _without_interface(kind)):
         raise ModelRefused(
-            f"{own} does not use transformers' AttentionInterface, so its attention function "
+            f"{model} does not use transformers' AttentionInterface, so its attention function "
             "cannot be replaced; load it with another attn_implementation"
         )
-    is_plain = q_length in (1, kv_length)
-    return sdpa_mask(
-        batch_size,
-        q_length,
-        kv_length,
-        *args,
-        allow_is_causal_skip=allow_is_causal_skip and is_plain,
-        config=config,
-        **kwargs,
-    )
+    may_skip = allow_is_causal_skip and q_length in (1, kv_length)
+    kwargs |= {"allow_is_causal_skip": may_skip, "config": config}
+    return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
 
 
 @cache
@@ -265,12 +255,12 @@ def _without_interface(config: type[PreTrainedConfig]) -> str | None:
     transformers accepts any name when it loads such a model, and then ignores it.
     """
     package = config.__module__.rpartition(".")[0]  # a family's own classes, not those of users
-    own = [
-        model
+    names = [
+        model.__name__
         for model in _subclasses(PreTrainedModel)
         if model.config_class is config and model.__module__.rpartition(".")[0] == package
+        if not model._can_set_attn_implementation()
     ]
-    names = [model.__name__ for model in own if not model._can_set_attn_implementation()]
     return min(names, key=len, default=None)
 
 

@@ -45,11 +45,11 @@ class Visible:
     def of_heads(self, heads: list[int]) -> "Visible":
         """The same for some query heads."""
 
-        def own(shared: Tensor) -> Tensor:
+        def part(shared: Tensor) -> Tensor:
             return shared if shared.shape[1] == 1 else shared[:, heads]
 
-        mask = None if self.mask is None else own(self.mask)
-        return Visible(self.is_causal, mask, tuple(map(own, self.biases)))
+        mask = None if self.mask is None else part(self.mask)
+        return Visible(self.is_causal, mask, tuple(map(part, self.biases)))
 
     def biases_at(self, index: Tensor, block: Block) -> Tensor | None:
         """What the biases add to the selected keys (text x head, group x query, k)."""
@@ -70,15 +70,12 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor, name: str) -> Tensor:
             f"{name} is a {type(mask).__name__}; expected a tensor, as for attn_implementation="
             "'sdpa' or 'eager'"
         )
-    n_texts, n_heads, n_queries = query.shape[:3]
-    wanted = (n_texts, n_heads, n_queries)
-    fits = mask.dim() == 4 and all(
-        have in (1, want) for have, want in zip(mask.shape[:3], wanted, strict=True)
-    )
-    if not fits or mask.shape[3] < key.shape[2]:
+    shape = (*query.shape[:3], key.shape[2])
+    sizes = zip(mask.shape[:3], shape, strict=False)
+    if mask.dim() != 4 or mask.shape[3] < shape[3] or any(n not in (1, size) for n, size in sizes):
         raise BadSettings(
-            f"{name} has shape {tuple(mask.shape)}; expected {(*wanted, key.shape[2])}, with 1 "
-            "where it is shared by texts, heads or queries"
+            f"{name} has shape {tuple(mask.shape)}; expected {shape}, with 1 where it is shared by "
+            "texts, heads or queries"
         )
     if not mask.is_floating_point() and mask.dtype != torch.bool:
         raise BadSettings(f"{name} is {mask.dtype}; expected boolean (True is visible) or float")

@@ -52,7 +52,7 @@ class PagedKeys:
         self.pages = pages
         self.n_summarised = 0  # keys that were summarised, over all passes
         self._bounds: Tensor | None = None  # (text, head, page, least and greatest values)
-        self._seen: Any = None  # the keys that were summarised, weakly, and their version
+        self._summarised: Any = None  # the keys that were summarised, weakly, and their version
         self._layer: Any = None  # of the cache, if it holds these keys unchanged
 
     def begin(self, cache: Any) -> None:
@@ -63,11 +63,14 @@ class PagedKeys:
                 "run several; use decoder='transformers', or TopKAttention without pages"
             )
         self._layer = None
-        keys, version = (None, 0) if self._seen is None else (self._seen[0](), self._seen[1])
+        keys, version = (
+            (None, 0) if self._summarised is None else (self._summarised[0](), self._summarised[1])
+        )
         if keys is None or keys._version != version:
             return
-        layers = [one for one in getattr(cache, "layers", ()) if type(one) is DynamicLayer]
-        self._layer = next((layer for layer in layers if layer.keys is keys), None)
+        for layer in getattr(cache, "layers", ()):
+            if type(layer) is DynamicLayer and layer.keys is keys:
+                self._layer = layer
 
     def narrow(
         self,
@@ -79,15 +82,9 @@ class PagedKeys:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys, values and mask of the pages that can matter, and of the keys after the last page.
 
-        A pass over several queries, and one over few keys, gets all of them.
-
-        Args:
-            query: (text, query head, query, width).
-            key: (text, head, key, width).
-            value: likewise.
-            mask: (text or 1, 1, query, key), boolean, or float with 0 where a key is visible; None
-                if all keys are.
-            scaling: of the scores; one over the root of the width when None.
+        A pass over several queries, and one over few keys, gets all of them. Shapes are those of
+        `topk_attend`. The mask, (text or 1, 1, query, key), is boolean, or float with 0 where a key
+        is visible, or None if all are.
         """
         n_pages = key.shape[2] // self.pages.size
         if query.shape[2] > 1 or n_pages <= self.pages.keep:
@@ -108,8 +105,8 @@ class PagedKeys:
         bounds = _bounds(query, self._summary(key, n_pages)) * scaling
         bounds = bounds.to(torch.promote_types(bounds.dtype, torch.float32))
         if mask is not None:
-            seen = mask[..., : n_pages * size].unflatten(-1, (n_pages, size)).any(-1)
-            bounds = bounds.masked_fill(~seen, torch.finfo(bounds.dtype).min)
+            is_visible = mask[..., : n_pages * size].unflatten(-1, (n_pages, size)).any(-1)
+            bounds = bounds.masked_fill(~is_visible, torch.finfo(bounds.dtype).min)
         # Query heads that share keys have as many votes as they would have attention, at most.
         # Logarithms: pages far below the best one would otherwise all have no votes, and tie.
         votes = bounds.log_softmax(-1).logsumexp(2)
@@ -121,17 +118,16 @@ class PagedKeys:
     def _summary(self, key: Tensor, n_pages: int) -> Tensor:
         """Least and greatest values of whole pages; those known are not computed again."""
         is_grown = self._layer is not None and self._layer.keys is key
-        known = self._bounds if is_grown else None
+        known, size = self._bounds if is_grown else None, self.pages.size
         n_known = 0 if known is None else known.shape[2]
         if known is None or n_known < n_pages:
-            new = key[:, :, n_known * self.pages.size : n_pages * self.pages.size]
-            new = new.unflatten(2, (-1, self.pages.size))
+            new = key[:, :, n_known * size : n_pages * size].unflatten(2, (-1, size))
             bounds = torch.cat([new.amin(3), new.amax(3)], -1)
             known = bounds if known is None else torch.cat([known, bounds], 2)
-            self.n_summarised += new.shape[2] * self.pages.size
+            self.n_summarised += new.shape[2] * size
         self._bounds = known
-        # Tensors of inference mode have no version, so nobody can tell whether they have changed.
-        self._seen = None if key.is_inference() else (ref(key), key._version)
+        # Tensors of inference mode have no version that would show a change.
+        self._summarised = None if key.is_inference() else (ref(key), key._version)
         return known
 
 

@@ -39,23 +39,18 @@ def sum_at(weights: Tensor, keys: Tensor, index: Tensor | None) -> Tensor:
     if not _is_sparse(index, keys):
         return dense_at(weights, index, keys.shape[1]) @ keys
     if not torch.is_grad_enabled() and keys.dtype in (torch.float32, torch.float64):
-        return _summed(weights, keys, index)
+        rows = torch.nn.functional.embedding_bag(  # copies no keys; has no second derivative
+            _numbers(index, keys).flatten(0, 1),
+            keys.reshape(-1, keys.shape[-1]),
+            per_sample_weights=weights.flatten(0, 1),
+            mode="sum",
+        )
+        return rows.unflatten(0, index.shape[:2])
     parts = [
         (weights[:, part].unsqueeze(-2) @ _gathered(keys, index[:, part])).squeeze(-2)
         for part in _parts(index, keys)
     ]
     return torch.cat(parts, 1)
-
-
-def _summed(weights: Tensor, keys: Tensor, index: Tensor) -> Tensor:
-    """The same without a copy of the selected keys; it has no second derivative."""
-    rows = torch.nn.functional.embedding_bag(
-        _numbers(index, keys).flatten(0, 1),
-        keys.reshape(-1, keys.shape[-1]),
-        per_sample_weights=weights.flatten(0, 1),
-        mode="sum",
-    )
-    return rows.unflatten(0, index.shape[:2])
 
 
 def add_at(weights: Tensor, rows: Tensor, index: Tensor | None, n_keys: int) -> Tensor:
@@ -65,8 +60,8 @@ def add_at(weights: Tensor, rows: Tensor, index: Tensor | None, n_keys: int) -> 
         return dense_at(weights, index, n_keys).mT @ rows
     flat, numbers = total.flatten(0, 1), _numbers(index, total)
     for part in _parts(index, rows):
-        each = weights[:, part].unsqueeze(-1) * rows[:, part].unsqueeze(-2)
-        flat = flat.index_add_(0, numbers[:, part].flatten(), each.flatten(0, 2))
+        weighted = weights[:, part].unsqueeze(-1) * rows[:, part].unsqueeze(-2)
+        flat = flat.index_add_(0, numbers[:, part].flatten(), weighted.flatten(0, 2))
     return flat.view_as(total)
 
 

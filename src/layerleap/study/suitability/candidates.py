@@ -16,10 +16,9 @@ from torch import Tensor
 from layerleap.act.exits.calibration import calibrate, rows_needed, verify
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence, split
-from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay
-from layerleap.act.exits.rules import Entropy, Gap, Oracle
+from layerleap.act.exits.rules import Entropy, Family, Gap, Oracle, family
 from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings, check_choice
 from layerleap.lens.intervals import POSITIVE, Documents, Estimate, mean_interval

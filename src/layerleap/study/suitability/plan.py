@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from layerleap.act.exits.plan import ExitPlan
-from layerleap.act.exits.rules import rule_from_dict
+from layerleap.act.exits.rules import ExitPlan, rule_from_dict
 from layerleap.errors import BadSettings
 from layerleap.study.result import Row, StudyResult
 

@@ -12,7 +12,7 @@ import layerleap as ll
 from families import build
 from layerleap.act.edits import ApplyDelta
 from layerleap.act.learning import trainer as module
-from layerleap.act.learning.optimizer import Optimizer
+from layerleap.act.learning.trainer import Optimizer
 from layerleap.errors import BadSettings, BadText, CannotWrite, ModelRefused, NotFinite, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.stats import tally

@@ -1,6 +1,6 @@
 """The options of top-k attention, checked: k for a model, a block or a head, and the others.
 
-In: what a user gives. Out: a frozen value that tells k for every block.
+In: the arguments of `topk_attention`. Out: a frozen value with k for every block.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class TopKSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "k", checked_k(self.k))
+        object.__setattr__(self, "k", _checked_k(self.k))
         if self.chunk < 1:
             raise BadSettings(f"chunk is {self.chunk}; expected at least 1 query at a time")
 
@@ -52,14 +52,14 @@ class TopKSettings:
 
     @property
     def name(self) -> str:
-        """A name of its own for every setting; readable where k is one number."""
+        """A unique name for these settings; readable where k is one number."""
         k = str(self.k)
         if not isinstance(self.k, int):
             k = hashlib.sha256(json.dumps(self.k).encode()).hexdigest()[:12]
         return f"layerleap-topk-{k}-{self.chunk}" + ("-recompute" if self.recompute else "")
 
 
-def checked_k(k: Any) -> K:
+def _checked_k(k: Any) -> K:
     """The same k as a whole number, a tuple, or a dictionary of these in the order of blocks."""
     if not isinstance(k, Mapping):
         return _checked_ks(k, "k")
