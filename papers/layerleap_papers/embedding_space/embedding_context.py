@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from layerleap import ShortcutBank
+from layerleap import ShortcutBank, Transformer
 from layerleap.errors import BadText
 from layerleap.models.weights import all_heads, feed_forwards, unembedding
 from layerleap.stream import Census
@@ -19,6 +19,7 @@ from layerleap_papers.embedding_space.embedding_settings import EmbeddingSetting
 from layerleap_papers.embedding_space.inner_products import Kept
 from layerleap_papers.embedding_space.matches import Matches, match
 from layerleap_papers.embedding_space.passes import Observed, observe
+from layerleap_papers.embedding_space.tokens import READINGS
 
 
 class EmbeddingContext(FitContext[EmbeddingSettings]):
@@ -28,6 +29,13 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
     def matrix(self) -> Tensor:
         """The output matrix E in float32: (d_vocab, d_model)."""
         return unembedding(self.model).float()
+
+    @property
+    def own_vectors(self) -> tuple[Transformer, Tensor, int | None, tuple[str, ...]]:
+        """The model whose vectors are read, its matrix, how many of a layer, and the readings."""
+        s = self.settings
+        readings = tuple(name for name, (_, fold) in READINGS.items() if s.fold or not fold)
+        return self.model, self.matrix, s.vectors, readings
 
     @cached_property
     def kept(self) -> dict[str, Kept]:

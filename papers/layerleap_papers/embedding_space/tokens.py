@@ -16,6 +16,12 @@ ORDERS: dict[Order, Callable[[Tensor], Tensor]] = {
     "high": lambda scores: scores,
     "low": Tensor.neg,
 }
+# Which tokens of a vector count, and whether norms are folded in.
+READINGS: dict[str, tuple[Order, bool]] = {
+    "plain": ("magnitude", False),
+    "signed": ("high", False),
+    "folded": ("magnitude", True),
+}
 ENTRIES = 2**24  # scores held at a time: 64 MB in float32
 
 
