@@ -22,13 +22,14 @@ In: that file. Out: sections, claims, figures and tables, which code gives their
     text = "States are longest at layer {row[layer]}: {row:.1f}."
     headline = true
 
-Keys are those of `Section`, `Claim`, `Figure`, `Table` and `Finding`. Line breaks in texts do not
-count. Fields in braces are filled in as `words` says.
+Keys are those of `Section`, `Claim`, `Figure`, `Table` and `Finding`. An entry may be `like`
+another of its kind, and say only what differs. Line breaks in texts do not count. Fields in braces
+are filled in as `words` says.
 """
 
 import string
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,22 @@ class Page:
         text = Path(file).with_name("page.toml").read_text("utf8")
         self.entries: dict[str, Any] = _joined(tomllib.loads(text))
 
+    def _entry(self, kind: str, key: str) -> dict[str, Any]:
+        """One entry; it may be `like` another of its kind, and say only what differs."""
+        entry = dict(self.entries[kind][key])
+        return {**self._entry(kind, entry.pop("like")), **entry} if "like" in entry else entry
+
     def study(self, **more: Any) -> Study[Any]:
-        """The study; paragraphs of `about` may name what describes the model, as {n_layers}."""
-        entry = dict(self.entries["study"])
-        about = entry.pop("about", ())
-        entry["about"] = lambda result: [text.format_map(result.model) for text in about]
-        return Study(**{**entry, **more})
+        """The study, with its settings, context and sections."""
+        entry = {key: value for key, value in self.entries["study"].items() if key != "about"}
+        return Study(**{**entry, "about": self.about, **more})
+
+    def about(self, result: StudyResult, **values: Any) -> Iterator[str]:
+        """Paragraphs on what is measured. One may be for models of some kind, as `reads` says."""
+        for entry in self.entries["study"].get("about", ()):
+            needed = {key: value for key, value in entry.items() if key != "text"}
+            if needed.items() <= result.model.items():
+                yield words(entry["text"], **result.model, **values)
 
     def section(self, key: str, run: Callable[[Any], Any], **more: Any) -> Section:
         """A section: what it runs, finds and shows."""
@@ -73,11 +84,11 @@ class Page:
 
     def box(self, name: str, when: When = lambda _: True) -> Box:
         """The explanation of a lens or method."""
-        return Box(name, **self.entries["boxes"][name], when=when)
+        return Box(name, **self._entry("boxes", name), when=when)
 
     def say(self, key: str, /, **values: Any) -> Said:
         """A finding with these values filled in."""
-        entry = self.entries["findings"][key]
+        entry = self._entry("findings", key)
         text = words(entry["text"], **values)
         if "under" in entry:
             return Finding(text, entry["under"], entry.get("headline", False))
@@ -85,7 +96,7 @@ class Page:
 
     def claim(self, key: str, when: When = lambda _: True) -> Callable[[Test], Claim]:
         """A decorator that makes a claim of the function that tests it."""
-        entry = self.entries["claims"][key]
+        entry = self._entry("claims", key)
 
         def made(test: Test) -> Claim:
             def tested(result: StudyResult) -> Verdict:
@@ -108,13 +119,13 @@ class Page:
         when: When = lambda _: True,
     ) -> Claim:
         """A claim that asks the same of every row, as `Each` does."""
-        entry = dict(self.entries["claims"][key])
+        entry = self._entry("claims", key)
         text = entry.pop("text")
         return Claim(text, Each(rows, ask=ask, together=together, **entry), when)
 
     def figure(self, key: str, rows: Rows, **more: Any) -> Figure:
         """A figure of these rows."""
-        entry = dict(self.entries["figures"][key])
+        entry = self._entry("figures", key)
         axes = {name: Axis(**entry[name]) for name in ("x", "y", "value") if name in entry}
         marks = [Mark(**mark) for mark in entry.pop("marks", ())]
         looks = {
@@ -125,7 +136,7 @@ class Page:
 
     def table(self, key: str, rows: Rows, **more: Any) -> Table:
         """A table of these rows."""
-        entry = dict(self.entries["tables"][key])
+        entry = self._entry("tables", key)
         for name in ("columns", "cells"):
             entry[name] = tuple(_column(column) for column in entry.get(name, ()))
         return Table(**{**entry, "key": key, "rows": rows, **more})

@@ -12,7 +12,13 @@ TEXT = """
 name = "norms"
 title = "Norms of {model}"
 help = "Are states long?"
-about = ["A model of {n_layers} layers."]
+
+[[study.about]]
+text = "A model of {n_layers} layers."
+
+[[study.about]]
+reads = "images"
+text = "It sees."
 
 [sections.norms]
 title = "How long are states?"
@@ -93,5 +99,5 @@ def test_figures_tables_and_the_study_take_their_looks_from_the_file(page):
     section = page.section("norms", lambda _: {}, shows=(figure,))
     study = page.study(settings=object, sections=(section,))
     assert (section.title, study.name) == ("How long are states?", "norms")
-    result = type("Result", (), {"model": {"n_layers": 4}})
+    result = type("Result", (), {"model": {"n_layers": 4, "reads": "text"}})
     assert list(study.about(result)) == ["A model of 4 layers."]
