@@ -7,14 +7,14 @@ parts of blocks replaced, blocks and jumps in turn, trained maps, early exit, ot
 """
 
 from layerleap import StudyResult, study
-from layerleap.study import untested
+from layerleap.study import Page, untested
 from layerleap_papers.jump_to_conclusions import (
     agreement,
     alternation,
     checks,
     exits,
+    layer_pairs,
     page,
-    pairs,
     parts,
     sizes,
     transfer,
@@ -23,7 +23,9 @@ from layerleap_papers.jump_to_conclusions import (
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSettings
 
-IDEAS = (agreement, pairs, transfer, checks)
+PAGE = Page(__file__)
+IDEAS = (agreement, layer_pairs, transfer, checks)
+PARTS = (parts, alternation, tuned, exits, sizes)
 
 
 def _read(context: ShortcutContext) -> study.Tables:
@@ -34,60 +36,35 @@ def _read(context: ShortcutContext) -> study.Tables:
     return {**tables, "laws": checks.laws(tables)}
 
 
-READINGS = study.Section(
+@PAGE.claim("plausible")
+def _plausible(_: StudyResult) -> study.Tested:
+    return untested("plausibility needs human readers")
+
+
+READINGS = PAGE.section(
     "readings",
-    "How well can each layer be read?",
     _read,
-    lead="The state after every layer is carried to the last layer by a linear shortcut, or taken "
-    "as it is, and read by the model's own output head.",
-    required=True,
-    findings=lambda result: [f for idea in IDEAS for f in idea.findings(result)],
+    findings=lambda result: [said for idea in IDEAS for said in idea.findings(result)],
     shows=(
-        *agreement.CLAIMS,
-        *pairs.CLAIMS,
-        *transfer.CLAIMS,
-        study.Claim(
-            "To human readers, shortcuts' predictions are more plausible than the logit lens's.",
-            lambda _: untested("plausibility needs human readers"),
-        ),
-        *agreement.FIGURES[:1],
-        *pairs.FIGURES,
-        *agreement.FIGURES[1:],
-        *transfer.FIGURES,
-        *checks.FIGURES,
-        *agreement.TABLES,
-        *transfer.TABLES,
-        *checks.TABLES,
+        *agreement.SHOWS,
+        *layer_pairs.SHOWS,
+        *agreement.SHOWS_AFTER_PAIRS,
+        *transfer.SHOWS,
+        *checks.SHOWS,
+        _plausible,
     ),
 )
 
-STUDY: study.Study[ShortcutSettings] = study.Study(
-    name="shortcuts",
-    method=2,
-    title="Shortcuts through {model}, read on {text}",
-    help="""How well can each layer predict later ones?
-
-    Fits linear shortcuts between all pairs of layers and reads every layer through them and
-    through the logit lens, on held-out documents: R2, Precision@k, surprisal and KL, and transfer
-    to a second text. Then the optional sections, and the paper's claims beside what was measured.
-    At full size it takes most of an hour for a model of 135 million weights on two cores, with
-    --quick two minutes. If it is interrupted, the same command continues where it stopped.
-
-    Several sizes: layerleap study shortcuts gpt2 --beside gpt2-medium,gpt2-large -o report""",
+STUDY: study.Study[ShortcutSettings] = PAGE.study(
     settings=ShortcutSettings,
     context=ShortcutContext,
-    sections=(
-        READINGS,
-        parts.SECTION,
-        alternation.SECTION,
-        tuned.SECTION,
-        exits.SECTION,
-        sizes.SECTION,
-    ),
-    paper="linear shortcuts after Yom Din, Karidi, Choshen and Geva, \u201cJump to "
-    "Conclusions\u201d (LREC-COLING 2024).",
+    sections=(READINGS, *(part.SECTION for part in PARTS)),
     about=page.about,
-    boxes=page.BOXES,
+    boxes=(
+        PAGE.box("linear"),
+        PAGE.box("logit"),
+        PAGE.box("tuned", lambda result: bool(result.rows("tuned"))),
+    ),
     tiles=page.tiles,
     picture=page.PICTURE,
 )

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from layerleap import StudyResult, study
-from layerleap.lens import GROUPS
-from layerleap.study import above, at_every, below, pick, share_of, untested
+from layerleap.study import Page, above, at_every, below, pick, share_of, untested
 from layerleap_papers.jump_to_conclusions.curves import LENSES, is_masked
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
+
+PAGE = Page(__file__)
+NO_R2 = "no pair of layers has an R2 here: too few rows were read"
 
 
 def tables(context: ShortcutContext) -> study.Tables:
@@ -25,71 +27,33 @@ def _by_pair(result: StudyResult) -> dict[str, dict[tuple[int, int], float]]:
     return by
 
 
-NO_R2 = "no pair of layers has an R2 here: too few rows were read"
-
-
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """What R2 says."""
     by, last = _by_pair(result), result.model["n_layers"]
     pairs = sorted(by["mat"].keys() & by["id"].keys())
     if not pairs:
         return
     wins = sum(by["mat"][pair] > by["id"][pair] for pair in pairs)
-    yield study.Finding(
-        f"The shortcut explains more of the later state than the earlier state does unchanged, in "
-        f"{wins} of {len(pairs)} pairs of layers (held-out R2, averaged over coordinates).",
-        under="r2",
-    )
+    yield PAGE.say("r2", wins=wins, n=len(pairs))
     steps = [pair for pair in pairs if pair[1] - pair[0] == 1]
-    whole = (0, last)
-    if steps and whole in pairs:
+    if steps and (0, last) in pairs:
         mat, plain = (sum(by[name][p] for p in steps) / len(steps) for name in ("mat", "id"))
-        yield study.Finding(
-            f"Over one layer, the mean R2 is {mat:.2f} with shortcuts and {plain:.2f} without. "
-            f"Over the whole network it is {by['mat'][whole]:.2f} and {by['id'][whole]:.2f}.",
-            under="r2",
-        )
+        whole = {"mat_whole": by["mat"][0, last], "plain_whole": by["id"][0, last]}
+        yield PAGE.say("r2_steps", mat=mat, plain=plain, **whole)
     keys = ("r2", "weighted", "no_first")
     finals = [[row[key] for key in keys] for row in result.rows("r2", map="mat", dst=last)]
-    if known := [own for own in finals if None not in own]:
-        plain, weighted, later = (sum(column) / len(known) for column in zip(*known, strict=True))
-        yield study.Finding(
-            f"To the last layer, the mean over sources is {plain:.2f}. It is {weighted:.2f} if "
-            f"coordinates are weighted by their variance, and {later:.2f} without first positions, "
-            "whose states are often outliers.",
-            under="r2",
-        )
+    if known := [means for means in finals if None not in means]:
+        means = [sum(column) / len(known) for column in zip(*known, strict=True)]
+        yield PAGE.say("r2_last", **dict(zip(keys, means, strict=True)))
 
 
-@study.claim("Between all pairs of layers, a shortcut explains more than the state itself (R2).")
-def _explains_more(result: StudyResult) -> study.Verdict:
+@PAGE.claim("explains_more")
+def _explains_more(result: StudyResult) -> study.Tested:
     answers = [above(row) for row in result.rows("r2_lead", value=study.KNOWN)]
     if not answers:
         return untested(NO_R2)
     failing = sum(value <= 0 for value in _by_pair(result)["id"].values())
-    return study.Verdict(
-        at_every(answers),
-        f"clearly in {answers.count('yes')} of {len(answers)} pairs; without a map, R2 is 0 or "
-        f"below in {failing}",
-        "yes if the interval of the difference says so for all pairs, partly if for most",
-    )
-
-
-CLAIMS = (
-    _explains_more,
-    study.Claim(
-        "Without a map, R2 of a masked model is no better than the mean for most pairs of layers.",
-        study.Each(
-            pick("r2", map="id", r2=study.KNOWN),
-            "R2 is clearly below 0 in {yes} of {n} pairs",
-            "yes if the interval says so in half of the pairs or more",
-            below,
-            partial(share_of, needed=0.5),
-            NO_R2,
-        ),
-        is_masked,
-    ),
-)
+    return at_every(answers), {"yes": answers.count("yes"), "n": len(answers), "failing": failing}
 
 
 def _cells(result: StudyResult) -> Iterator[study.Row]:
@@ -102,19 +66,14 @@ def _cells(result: StudyResult) -> Iterator[study.Row]:
             yield {**row, **place, "panel": LENSES[name].label, "note": note}
 
 
-FIGURES = (
-    study.Figure(
-        "r2",
-        "Fit between layers",
-        "R\u00b2 on held-out documents for every pair of layers, averaged over coordinates: 1 is a "
-        "perfect prediction, 0 is no better than the mean. Values below 0 are shown as 0.",
-        _cells,
-        "heatmap",
-        x=study.Axis("from layer"),
-        y=study.Axis("to layer"),
-        value=study.Axis("R\u00b2 (below 0 shown as 0)", low=0, high=1),
-        size=(4.4, 4.4),
-        sample=f"95 % intervals are in r2.csv: over documents, or over {GROUPS} groups "
-        f"of them if there are more than {GROUPS}",
+SHOWS = (
+    _explains_more,
+    PAGE.each(
+        "r2_masked",
+        pick("r2", map="id", r2=study.KNOWN),
+        below,
+        partial(share_of, needed=0.5),
+        is_masked,
     ),
+    PAGE.figure("r2", _cells),
 )

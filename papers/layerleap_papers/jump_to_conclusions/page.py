@@ -3,50 +3,16 @@
 from collections.abc import Iterator
 
 from layerleap import StudyResult, study
-from layerleap.study import percent
+from layerleap.study import Page, percent
 from layerleap_papers.jump_to_conclusions.curves import LENSES, both, half_layers, token_of
 
+PAGE = Page(__file__)
 COMPARED = ("mat", "id")
 
 
 def about(result: StudyResult) -> Iterator[str]:
     """What is measured, and how to read the figures."""
-    last = result.model["n_layers"]
-    yield (
-        f"A transformer works step by step: each of its {last} layers changes a vector, the "
-        f"hidden state, a little, and only the last state becomes the {token_of(result)}. This "
-        "study asks how much of the output is already there earlier. It takes the state after some "
-        "layer, carries it to the end without running the layers in between, and looks at what "
-        "the model would predict."
-    )
-    yield (
-        f"A layer is the number of blocks already applied: layer 0 is the input, and at layer "
-        f"{last} every lens agrees with the model by definition. Lenses are compared with the full "
-        "model's output, not with the truth. Maps are fitted and read on different documents."
-    )
-
-
-BOXES = (
-    study.Box(
-        "linear",
-        "mat, the linear shortcut",
-        "One matrix per layer, fitted by least squares, predicts the last state from an early one. "
-        "The model's own output head then reads the prediction.",
-    ),
-    study.Box(
-        "logit",
-        "id, the logit lens",
-        "The output head reads the early state as it is, as if it were the last one. Nothing is "
-        "fitted. It is the baseline that a shortcut has to beat.",
-    ),
-    study.Box(
-        "tuned",
-        "tuned, the tuned lens",
-        "The same kind of map, trained step by step until its output is close to the model's. "
-        "The closed form needs no training.",
-        lambda result: bool(result.rows("tuned")),
-    ),
-)
+    return PAGE.about(result, token=token_of(result))
 
 
 def tiles(result: StudyResult) -> Iterator[study.Tile]:

@@ -9,7 +9,7 @@ import numpy
 from layerleap import StudyResult, load, study
 from layerleap.errors import BadSettings
 from layerleap.lens import finite
-from layerleap.study import between, difference, estimate, opposite, percent, share_of, short
+from layerleap.study import Page, between, difference, opposite, percent, share_of, short
 from layerleap_papers.jump_to_conclusions.curves import (
     LENSES,
     is_masked,
@@ -19,6 +19,7 @@ from layerleap_papers.jump_to_conclusions.curves import (
 )
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
+PAGE = Page(__file__)
 CLOSE = 0.1  # curves that are less apart count as the same
 
 
@@ -79,8 +80,7 @@ def findings(result: StudyResult) -> Iterator[study.Said]:
     for model, rows in _by_model(result).items():
         middle = min(rows, key=lambda row: abs(row["layer"] / row["n_layers"] - 0.5))
         parts.append(f"{model} {percent(middle['value'])}")
-    text = f"Agreement through shortcuts at half of the depth: {', '.join(parts)}."
-    yield (text)
+    yield PAGE.say("sizes", models=", ".join(parts))
 
 
 def _at(rows: Sequence[study.Row], depth: float) -> study.Row:
@@ -93,7 +93,7 @@ def _at(rows: Sequence[study.Row], depth: float) -> study.Row:
     return at
 
 
-def _verdict(result: StudyResult) -> study.Verdict:
+def _tested(result: StudyResult) -> study.Tested:
     """Whether all curves are close to each other, and how far they are apart."""
     models = _by_model(result).values()
     gaps = [
@@ -103,26 +103,8 @@ def _verdict(result: StudyResult) -> study.Verdict:
     ]
     same = share_of((between(gap, -CLOSE, CLOSE) for gap in gaps), 1.0)
     apart = max((abs(gap["value"] or 0.0) for gap in gaps), default=0.0)
-    return study.Verdict(
-        opposite(same) if is_masked(result) else same,
-        f"the curves of {len(models)} models are up to {100 * apart:.0f} points apart",
-        "the same: the interval of every difference between two models, at every tenth of the "
-        "depth, is below 10 points; whether the models are one family is for the reader to say",
-    )
-
-
-CLAIMS = (
-    study.Claim(
-        "Next-token models of different size have the same curve over relative depth.",
-        _verdict,
-        is_next,
-    ),
-    study.Claim(
-        "Masked models of different size have different curves over relative depth.",
-        _verdict,
-        is_masked,
-    ),
-)
+    answer = opposite(same) if is_masked(result) else same
+    return answer, {"n": len(models), "points": 100 * apart}
 
 
 def _points(result: StudyResult) -> Iterator[study.Row]:
@@ -133,20 +115,6 @@ def _points(result: StudyResult) -> Iterator[study.Row]:
         yield point(row, x=depth, line=line, panel=LENSES[row["map"]].label)
 
 
-FIGURES = (
-    study.Figure(
-        "sizes",
-        "Agreement by relative depth",
-        "One colour per model. If the curves lie together, models of different depth can be read "
-        "equally well after the same share of their layers.",
-        _points,
-        x=study.Axis("share of the model's layers already run", "share"),
-        y=study.Axis("agreement", "share"),
-        size=(4.8, 4.2),
-    ),
-)
-
-
 def _table_rows(result: StudyResult) -> Iterator[study.Row]:
     for name in ("mat", "id"):
         for quarter in (1, 2, 3):
@@ -155,30 +123,15 @@ def _table_rows(result: StudyResult) -> Iterator[study.Row]:
                     yield {**row, "column": f"P@1 {name} at {25 * quarter} %"}
 
 
-TABLES = (
-    study.Table(
-        "sizes-table",
-        "Agreement (%) by relative depth",
-        _table_rows,
-        (
-            study.Column("model"),
-            study.Column("parameters", form="{:,.0f}"),
-            study.Column("n_layers", "layers"),
-            study.Column("d_model", "width"),
-        ),
-        across="column",
-        cells=(estimate("value", "", "{:.1f}", 100),),
-    ),
-)
-
-SECTION = study.Section(
+SECTION = PAGE.section(
     "sizes",
-    "Models of several sizes",
     run,
-    lead="The same reading of several models, laid over each other by relative depth.",
-    help="other models, named by --beside",
     findings=findings,
-    shows=(*CLAIMS, *FIGURES, *TABLES),
-    needs=("readings",),
+    shows=(
+        PAGE.claim("sizes_next", is_next)(_tested),
+        PAGE.claim("sizes_masked", is_masked)(_tested),
+        PAGE.figure("sizes", _points),
+        PAGE.table("sizes-table", _table_rows),
+    ),
     when=lambda s: bool(s.beside),
 )
