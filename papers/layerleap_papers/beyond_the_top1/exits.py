@@ -14,22 +14,8 @@ import torch
 from torch import Tensor
 
 from layerleap import ShortcutBank, StudyResult, study
-from layerleap.act.exits import (
-    Cost,
-    Family,
-    Fixed,
-    Learned,
-    Never,
-    Oracle,
-    Patience,
-    Rule,
-    Similarity,
-    Task,
-    family,
-    measure_cost,
-    replay,
-    split,
-)
+from layerleap.act import exits
+from layerleap.act.exits import Cost, Never, Rule
 from layerleap.errors import TooFewRows
 from layerleap.lens import SHARE, CellSampling, TaskProbe, finite, mean_interval
 from layerleap.study import Page, above, all_of, difference, exits as replayed, in_words, untested
@@ -61,7 +47,7 @@ class Judged:
             return [{"accuracy": None, "accuracy_low": None, "accuracy_high": None}] * len(rules)
         right = []
         for rule in rules:
-            column = replay(rule, evidence).layer.long()[:, None]  # evidence has every layer
+            column = exits.replay(rule, evidence).layer.long()[:, None]  # evidence has every layer
             right.append(evidence.top.gather(1, column)[:, 0].long() == self.gold.long())
         return [
             {
@@ -95,19 +81,22 @@ def task_exits(
                 rules[lens, row["rule"]] = rule = one.rows.families[row["rule"]].at(row["knob"])
                 row["accuracy"] = one.accuracy([rule])[0]["accuracy"]
     first = next(iter(judged.values()))
-    probes = [
-        {"lens": lens, **one.probe.data, "layers": list(one.probe.layers)}
-        for lens, one in judged.items()
-    ]
-    about = {**made["cost"], **first.accuracy([Never()])[0]}
-    tables = {"exits": made["curves"], "exits_saved": made["saved"], "exits_about": [about]}
-    return {**tables, "exits_probes": probes}, judged, rules
+    tables = {
+        "exits": made["curves"],
+        "exits_saved": made["saved"],
+        "exits_about": [{**made["cost"], **first.accuracy([Never()])[0]}],
+        "exits_probes": [
+            {"lens": lens, **one.probe.data, "layers": list(one.probe.layers)}
+            for lens, one in judged.items()
+        ],
+    }
+    return tables, judged, rules
 
 
 def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) -> Judged:
     """The rows of one lens, divided, and what is trained on some of them."""
     whole = data.evidence[lens]
-    train, _ = split(whole, (1 / 3, 2 / 3), seed=seed)
+    train, _ = exits.split(whole, (1 / 3, 2 / 3), seed=seed)
     is_train = torch.isin(whole.document, train.document.unique())
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
@@ -119,36 +108,36 @@ def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) 
     if len(rest) < 2:
         raise TooFewRows(f"{len(rest)} rows are left to judge rules by; read more texts")
     families = {
-        "task": family(Task, probe=probe),
+        "task": exits.family(exits.Task, probe=probe),
         "gap": replayed.gap_family(whole),
-        "similarity": family(Similarity),
-        "patience": family(Patience),
-        "learned": Learned.train(train),
+        "similarity": exits.family(exits.Similarity),
+        "patience": exits.family(exits.Patience),
+        "learned": exits.Learned.train(train),
     }
     return Judged(
         replayed.Lensed(rest, cost, train, rest, families, seed=seed), data.gold[others], probe
     )
 
 
-def _member(row: study.Row, families: Mapping[str, Family]) -> Rule:
+def _member(row: study.Row, families: Mapping[str, exits.Family]) -> Rule:
     if row["rule"] == "oracle":
-        return Oracle()
+        return exits.Oracle()
     if row["rule"] == "fixed":
-        return Fixed(int(row["knob"]))
+        return exits.Fixed(int(row["knob"]))
     return families[row["rule"]].at(row["knob"])
 
 
 def costs_of(data: SaturationData, bank: ShortcutBank | None, tokens: int) -> dict[str, Cost]:
     """By lens, what blocks, maps and heads cost in a text of so many tokens."""
-    costs = {}
-    for lens in data.lenses:
-        cost = measure_cost(
+    costs = {
+        lens: exits.measure_cost(
             data.transformer, tokens=tokens, bank=bank if lens == "linear" else None
         )
-        if data.transformer.kind != "next-token":  # one answer takes the whole input
-            cost = replace(cost, blocks=tuple(cost.context * block for block in cost.blocks))
-        costs[lens] = cost
-    return costs
+        for lens in data.lenses
+    }
+    if data.transformer.kind == "next-token":
+        return costs
+    return {lens: cost.per_text() for lens, cost in costs.items()}
 
 
 def _run(context: SaturationContext) -> study.Tables:

@@ -29,10 +29,7 @@ NEEDED = 5.0  # expected right and wrong guesses in each group: the z-test's own
 
 
 def guesses(
-    saturation: Saturation,
-    *,
-    lead: int = PAPER_LEAD,
-    ranks: Sequence[int] = (2, 3, 4),
+    saturation: Saturation, *, lead: int = PAPER_LEAD, ranks: Sequence[int] = (2, 3, 4)
 ) -> list[study.Row]:
     """Early against late runners-up among the rows whose top token is wrong, one row per rank.
 
@@ -146,19 +143,15 @@ def _share(group: str, right: Tensor, documents: Tensor) -> study.Row:
 def words(row: study.Row) -> str:
     """One rank: counts, the test and its answer."""
     lead = "a layer" if row["lead"] == 1 else f"{row['lead']} layers"
-    text = (
-        f"Rank {row['rank']}, where the top token is wrong: of the tokens that saturated {lead} or "
-        f"more before the end, {row['early_right']:,} of {row['early_rows']:,} are right; of those "
-        f"that only the last block put there, {row['late_right']:,} of {row['late_rows']:,}"
-    )
     if row["p"] is None:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"
-        return f"{text}. Too few are right to test this; {more} are needed."
-    text += f". The difference is {row['difference']:+.1%}"
-    if row["early_are"] is None:
-        return f"{text}, {p_words(row['p'])}: a single document cannot tell how documents differ."
-    text += f" ({row['low']:+.1%} to {row['high']:+.1%}), {p_words(row['p'])}"
-    return f"{text}: early tokens are {row['early_are']}."
+        test = f"Too few are right to test this; {more} are needed."
+    else:
+        ends = "" if row["low"] is None else f" ({row['low']:+.1%} to {row['high']:+.1%})"
+        test = f"The difference is {row['difference']:+.1%}{ends}, {p_words(row['p'])}: "
+        told = row["early_are"] and f"early tokens are {row['early_are']}."
+        test += told or "a single document cannot tell how documents differ."
+    return str(PAGE.say("guesses", row=row, lead=lead, test=test))
 
 
 @PAGE.claim("guesses")

@@ -192,11 +192,7 @@ def words(contrast: study.Row | None, pairs: int) -> str:
         return f"no state to compare donors with was found among {pairs} pairs"
     more = "more often than" if study.above(contrast) == "yes" else "not clearly more often than"
     verdict = "less often than" if study.below(contrast) == "yes" else more
-    return (
-        f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
-        f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
-        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, {p_words(contrast['p'])}"
-    )
+    return str(PAGE.say("contrast", row=contrast, verdict=verdict, p=p_words(contrast["p"])))
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:

@@ -21,16 +21,7 @@ from torch import Tensor
 from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens import RandomWalk, Saturation, mean_interval
-from layerleap.study import (
-    Page,
-    above,
-    all_of,
-    confirmed,
-    in_words,
-    opposite,
-    points,
-    untested,
-)
+from layerleap.study import Page, above, all_of, confirmed, opposite, points, untested
 from layerleap_papers.beyond_the_top1.rows import SaturationData
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 from layerleap_papers.beyond_the_top1.tau import (
@@ -195,48 +186,29 @@ def _tau(
 def tau_words(tau: study.Row) -> str:
     """One selection, its numbers, and what they mean."""
     early = f" where the top token saturated by layer {tau['limit']}" if tau["filtered"] else ""
-    what = f"Ranks {tau['ranks']}{early}"
     if tau["value"] is None:
-        counts = f"{tau['rows']} positions can be compared and {tau['needed']} are needed"
-        return f"{what}: not tested, {counts}."
-    sample = f"{tau['rows']:,} positions of {tau['documents']:,} documents"
-    parts = [
-        f"exchangeable ranks give {tau['exchangeable_mean']:+.3f} (p = {tau['exchangeable_p']:.3g})"
-    ]
-    if "walk_mean" not in tau:
-        parts.append("random walks were not made")
-    elif tau["walk_difference"] is None:
-        parts.append("too few random walks can be compared")
-    else:
-        parts.append(
-            f"random walks with the model's step sizes give {tau['walk_mean']:+.3f} where the "
-            f"model has {tau['walk_value']:+.3f} ({tau['walk_rows']:,} positions, "
-            f"{tau['walk_doubles']:,} walks, p = {tau['walk_p']:.3g})"
-        )
-    value = f"strict tau {in_words(tau, '+.3f')}, {sample}"
-    return f"{what}: {value}; {', '.join(parts)}: {_answer(tau)}."
+        return str(PAGE.say("tau_untested", tau=tau, early=early))
+    few = "tau_few_walks" if tau.get("walk_difference") is None else "tau_walks"
+    walks = PAGE.say(few if "walk_mean" in tau else "tau_no_walks", tau=tau)
+    return str(PAGE.say("tau", tau=tau, early=early, walks=walks, answer=_answer(tau)))
 
 
 def _answer(tau: study.Row) -> str:
-    if tau["value"] is None:
-        return "too few positions"
     if tau["documents"] < FEWEST_DOCUMENTS:
         return f"{tau['documents']} documents cannot tell, {FEWEST_DOCUMENTS} or more are needed"
-    match tau["beats_exchangeable"], tau["beats_walk"]:
-        case "no", _:
-            return "no more order than chance gives"
-        case "cannot tell", _:
-            return "not clearly more order than chance gives"
-        case _, "yes":
-            return "more order than chance or random walks give"
-        case _, "no":
-            return "more order than chance gives, but no more than random walks"
-    few = tau.get("walk_doubles", 0) < tau["needed"]
-    return "more order than chance gives, " + (
-        f"with too few random walks to compare ({tau.get('walk_doubles', 0)})"
-        if few
-        else "but not clearly more than random walks"
-    )
+    if tau["beats_exchangeable"] != "yes":
+        clearly = "no" if tau["beats_exchangeable"] == "no" else "not clearly"
+        return f"{clearly} more order than chance gives"
+    if tau["beats_walk"] == "yes":
+        return "more order than chance or random walks give"
+    walks = tau.get("walk_doubles", 0)
+    if tau["beats_walk"] == "no":
+        rest = "but no more than random walks"
+    elif walks < tau["needed"]:
+        rest = f"with too few random walks to compare ({walks})"
+    else:
+        rest = "but not clearly more than random walks"
+    return f"more order than chance gives, {rest}"
 
 
 def clear_ranks(steps: Iterable[study.Row]) -> int:
@@ -254,10 +226,7 @@ def steps_words(steps: Sequence[study.Row]) -> str:
     clear = clear_ranks(steps)
     if clear == 1:
         return "Rank 2 does not clearly saturate after rank 1."
-    return (
-        f"Up to rank {clear}, each rank saturates later on average than the one before, with "
-        "intervals above 0; a random walk may do the same."
-    )
+    return str(PAGE.say("steps", rank=clear))
 
 
 def in_order(tau: study.Row | None) -> study.Answer:
@@ -275,12 +244,9 @@ def headline(selections: Sequence[study.Row]) -> str:
     chance, walks = (
         sum(tau[f"beats_{null}"] == "yes" for tau in known) for null in ("exchangeable", "walk")
     )
-    text = (
-        f"ranks saturate in more order than chance gives in {chance} of {len(known)} selections, "
-        f"and in clearly more order than random walks in {walks}"
-    )
     few = len(selections) - len(known)
-    return text + (f" ({few} more had too few positions)" if few else "")
+    rest = f" ({few} more had too few positions)" if few else ""
+    return str(PAGE.say("selections", chance=chance, walks=walks, n=len(known), rest=rest))
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:

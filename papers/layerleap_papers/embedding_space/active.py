@@ -134,8 +134,7 @@ SECTION = PAGE.section(
             ),
         ),
         PAGE.table(
-            "active-table",
-            pick("active", way=WAYS, state="raw", measure=LEAD, layer=study.KNOWN),
+            "active-table", pick("active", way=WAYS, state="raw", measure=LEAD, layer=study.KNOWN)
         ),
     ),
 )

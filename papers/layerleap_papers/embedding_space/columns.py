@@ -9,24 +9,17 @@ many rows as a head has columns, and so compared one head alone.)
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from layerleap import StudyResult, Transformer, study
+from layerleap import StudyResult, study
 from layerleap.models.weights import all_heads, heads, vectors
 from layerleap.study import Page, at_every, in_words, pick, points, untested
-from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
-from layerleap_papers.embedding_space.overlaps import (
-    OWN,
-    Pairs,
-    answers,
-    lead_over,
-    mean_of,
-    overlap_tables,
-    sample_of,
-    verified,
-)
+from layerleap_papers.embedding_space import overlaps
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext, Vectors
+from layerleap_papers.embedding_space.overlaps import OWN
 from layerleap_papers.embedding_space.tokens import derangement
 
 PAGE = Page(__file__)
@@ -34,7 +27,7 @@ PAGE = Page(__file__)
 PAIRS = {"W_Q and W_K": ("attn.q", "attn.k"), "W_V and W_O": ("attn.o", "attn.v")}
 LAYER, HEAD = "other columns of the layer", "other columns of the head"
 CONTROLS = (LAYER, HEAD)
-OVER = {lead_over(control): f"over {control}" for control in CONTROLS}
+OVER = {overlaps.lead_over(control): control for control in CONTROLS}
 
 
 def partners_of(
@@ -51,42 +44,33 @@ def partners_of(
     own = serving * width + column
     layer = torch.stack([derangement(n_kv_heads * width, generator) for _ in range(group)])
     within = torch.stack([derangement(width, generator) for _ in range(n_heads)])
-    return {
-        OWN: own,
-        LAYER: layer[head % group, own],
-        HEAD: serving * width + within[head, column],
-    }
+    return {OWN: own, LAYER: layer[head % group, own], HEAD: serving * width + within[head, column]}
 
 
-def tables_of(
-    context: EmbeddingContext,
-    model: Transformer,
-    matrix: Tensor,
-    limit: int | None,
-    readings: tuple[str, ...],
-) -> study.Tables:
+def tables_of(context: EmbeddingContext, read: Vectors) -> study.Tables:
     """Overlaps of columns in every block of a model whose heads are verified."""
-    all_heads(model)  # verifies all in two passes
-    blocks = verified(context, model, PAIRS, "Columns of heads", least=len(PAIRS))
+    all_heads(read.model)  # verifies all in two passes
+    blocks = overlaps.verified(context, read.model, PAIRS, "Columns of heads", least=len(PAIRS))
 
-    def pairs_of(block: int, name: str) -> Pairs:
-        attention, (left, right) = heads(model, block), PAIRS[name]
+    def pairs_of(block: int, name: str) -> overlaps.Pairs:
+        attention, (left, right) = heads(read.model, block), PAIRS[name]
         generator = context.generator(3, block, list(PAIRS).index(name))
-        width = len(vectors(model, block, left)) // attention.n_heads
+        width = len(vectors(read.model, block, left)) // attention.n_heads
         partners = partners_of(attention.n_heads, attention.n_kv_heads, width, generator)
-        rows = sample_of(len(partners[OWN]), limit, generator)
-        return Pairs(name, left, right, rows, {key: value[rows] for key, value in partners.items()})
+        rows = overlaps.sample_of(len(partners[OWN]), read.limit, generator)
+        chosen = {key: partner[rows] for key, partner in partners.items()}
+        return overlaps.Pairs(name, left, right, rows, chosen)
 
-    return overlap_tables(context, model, matrix, blocks, pairs_of, readings, "columns")
+    return overlaps.overlap_tables(context, read, blocks, pairs_of, "columns")
 
 
 def _claim(key: str, pair: str) -> study.Claim:
     def test(result: StudyResult) -> study.Tested:
         by_control = {
-            control: answers(result, "columns", pair=pair, measure=lead_over(control))
-            for control in CONTROLS
+            control: overlaps.answers(result, "columns", pair=pair, measure=lead)
+            for lead, control in OVER.items()
         }
-        if not by_control[LAYER]:
+        if not any(by_control.values()):
             return untested("these columns are not verified in any layer; see the notes")
         counts = "; ".join(
             f"above {control}: clearly at {leads.count('yes')} of {len(leads)} layers, clearly "
@@ -101,23 +85,22 @@ def _claim(key: str, pair: str) -> study.Claim:
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     k = result.settings["k"]
     for pair in PAIRS:
-        own, *controls = (
-            mean_of(result, "columns_depth", pair=pair, measure=m) for m in (OWN, *CONTROLS)
-        )
+        mean_of = partial(overlaps.mean_of, result, "columns_depth", pair=pair)
+        own, *controls = (mean_of(measure=measure) for measure in (OWN, *CONTROLS))
         if own is None:
             continue
         named = zip(CONTROLS, controls, strict=True)
         listed = " and ".join(f"{in_words(row, '.4f')} with {name}" for name, row in named if row)
         yield PAGE.say("columns", k=k, pair=pair, own=own, controls=listed)
         for reading in ("signed", "folded"):
-            where = {"pair": pair, "measure": lead_over(LAYER), "reading": reading}
-            if (lead := mean_of(result, "columns_depth", **where)) is not None:
+            lead = mean_of(measure=overlaps.lead_over(LAYER), reading=reading)
+            if lead is not None:
                 yield PAGE.say(f"columns_{reading}", pair=pair, control=LAYER, lead=lead)
 
 
 SECTION = PAGE.section(
     "columns",
-    lambda context: tables_of(context, *context.own_vectors),
+    lambda context: tables_of(context, context.own_vectors),
     findings=_findings,
     shows=(
         _claim("columns_qk", "W_Q and W_K"),
@@ -135,7 +118,13 @@ SECTION = PAGE.section(
         ),
         PAGE.table(
             "columns-table",
-            pick("columns", pair=PAIRS, measure=OVER, reading="plain", words={"measure": OVER}),
+            pick(
+                "columns",
+                pair=PAIRS,
+                measure=OVER,
+                reading="plain",
+                words={"measure": {lead: f"over {control}" for lead, control in OVER.items()}},
+            ),
         ),
     ),
 )

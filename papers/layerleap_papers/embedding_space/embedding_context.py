@@ -6,6 +6,7 @@ verified, the bank, and one pass over the held-out text; each is made when first
 
 import time
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,15 @@ from layerleap_papers.embedding_space.passes import Observed, observe
 from layerleap_papers.embedding_space.tokens import READINGS
 
 
+class Vectors(NamedTuple):
+    """Whose vectors are compared, and how they are read."""
+
+    model: Transformer
+    matrix: Tensor  # its output matrix
+    limit: int | None  # vectors of a layer, at most
+    readings: tuple[str, ...]
+
+
 class EmbeddingContext(FitContext[EmbeddingSettings]):
     """The output matrix, a bank, and what the held-out text activates."""
 
@@ -31,11 +41,11 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
         return unembedding(self.model).float()
 
     @property
-    def own_vectors(self) -> tuple[Transformer, Tensor, int | None, tuple[str, ...]]:
-        """The model whose vectors are read, its matrix, how many of a layer, and the readings."""
-        s = self.settings
-        readings = tuple(name for name, (_, fold) in READINGS.items() if s.fold or not fold)
-        return self.model, self.matrix, s.vectors, readings
+    def own_vectors(self) -> Vectors:
+        """The vectors of the model itself."""
+        fold = self.settings.fold
+        readings = tuple(name for name, (_, folds) in READINGS.items() if fold or not folds)
+        return Vectors(self.model, self.matrix, self.settings.vectors, readings)
 
     @cached_property
     def kept(self) -> dict[str, Kept]:
@@ -52,20 +62,10 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
     @cached_property
     def bank(self) -> ShortcutBank:
         """The bank given, or one fitted on the fitting side of the text."""
-        if self.settings.bank is not None:
-            self.note(
-                "The bank was given, so it may have been fitted on documents that are read here."
-            )
-            assert not isinstance(self.settings.bank, str)  # loaded in `resolved`
-            return self.settings.bank
-        bank = self.fit(self.text).bank
-        deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
-        if deficient:
-            self.note(
-                f"{len(deficient)} of {len(bank.fits)} maps were fitted on fewer independent rows "
-                f"than the {bank.d_model} that they need: fit on more before you judge its maps."
-            )
-        return bank
+        given = self.settings.bank
+        assert not isinstance(given, str)  # loaded in `resolved`
+        bank = self.fit(self.text).bank if given is None else given
+        return self.judged(bank, is_given=given is not None)
 
     @cached_property
     def observed(self) -> Observed:

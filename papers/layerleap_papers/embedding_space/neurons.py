@@ -6,52 +6,34 @@ and kind of key; and the section of the study that shows it.
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
-from layerleap import StudyResult, Transformer, study
+from layerleap import StudyResult, study
 from layerleap.models.weights import feed_forwards, vectors
 from layerleap.study import Page, above, all_of, at_every, below, in_words, pick, points, untested
-from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
-from layerleap_papers.embedding_space.overlaps import (
-    BETTER,
-    OWN,
-    SHUFFLED,
-    Pairs,
-    answers,
-    lead_over,
-    mean_of,
-    overlap_tables,
-    sample_of,
-    verified,
-)
+from layerleap_papers.embedding_space import overlaps
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext, Vectors
+from layerleap_papers.embedding_space.overlaps import OWN, SHUFFLED
 from layerleap_papers.embedding_space.tokens import READINGS, derangement
 
 PAGE = Page(__file__)
 VALUE = "ffn.value"
-LEAD = lead_over(SHUFFLED)
+LEAD = overlaps.lead_over(SHUFFLED)
 NAMES = {"ffn.key": "keys", "ffn.gate": "gates", "ffn.up": "ups"}
 
 
-def tables_of(
-    context: EmbeddingContext,
-    model: Transformer,
-    matrix: Tensor,
-    limit: int | None,
-    readings: tuple[str, ...],
-) -> study.Tables:
+def tables_of(context: EmbeddingContext, read: Vectors) -> study.Tables:
     """Overlaps of keys and values in every block of a model that has both."""
-    feed_forwards(model)  # verifies all in one pass
-    blocks = verified(
-        context, model, {key: (key, VALUE) for key in NAMES}, "Keys and values", least=1
+    feed_forwards(read.model)  # verifies all in one pass
+    blocks = overlaps.verified(
+        context, read.model, {key: (key, VALUE) for key in NAMES}, "Keys and values", least=1
     )
 
-    def pairs_of(block: int, key: str) -> Pairs:
+    def pairs_of(block: int, key: str) -> overlaps.Pairs:
         generator = context.generator(2, block)  # the same neurons for every kind of key
-        rows = sample_of(len(vectors(model, block, VALUE)), limit, generator)
+        rows = overlaps.sample_of(len(vectors(read.model, block, VALUE)), read.limit, generator)
         partners = {OWN: rows, SHUFFLED: rows[derangement(len(rows), generator)]}
-        return Pairs(key, key, VALUE, rows, partners)
+        return overlaps.Pairs(key, key, VALUE, rows, partners)
 
-    return overlap_tables(context, model, matrix, blocks, pairs_of, readings, "neurons")
+    return overlaps.overlap_tables(context, read, blocks, pairs_of, "neurons")
 
 
 def keys_of(result: StudyResult) -> list[str]:
@@ -59,13 +41,17 @@ def keys_of(result: StudyResult) -> list[str]:
     return [key for key in NAMES if result.row("neurons", pair=key)]
 
 
+def _leads(result: StudyResult, key: str) -> list[study.Answer]:
+    return overlaps.answers(result, "neurons", pair=key, measure=LEAD)
+
+
 def _depth(result: StudyResult, key: str, measure: str = LEAD, **where: str) -> study.Row | None:
-    return mean_of(result, "neurons_depth", pair=key, measure=measure, **where)
+    return overlaps.mean_of(result, "neurons_depth", pair=key, measure=measure, **where)
 
 
 @PAGE.claim("above_shuffled")
 def _above_shuffled(result: StudyResult) -> study.Tested:
-    by_key = {key: answers(result, "neurons", pair=key, measure=LEAD) for key in keys_of(result)}
+    by_key = {key: _leads(result, key) for key in keys_of(result)}
     counts = "; ".join(
         f"{NAMES[key]}: clearly above at {leads.count('yes')} of {len(leads)} layers"
         for key, leads in by_key.items()
@@ -91,11 +77,11 @@ def _grows(result: StudyResult) -> study.Tested:
     ),
 )
 def _one_is_better(result: StudyResult) -> study.Tested:
-    mean = _depth(result, "both", BETTER)
+    mean = _depth(result, "both", overlaps.BETTER)
     if mean is None:
         return untested("no layer has both kinds")
     compare, better = (above, "gates") if mean["value"] > 0 else (below, "ups")
-    rows = result.rows("neurons", pair="both", measure=BETTER, reading="plain")
+    rows = result.rows("neurons", pair="both", measure=overlaps.BETTER, reading="plain")
     by_layer = [compare(row) for row in rows]
     is_mixed = {"yes", "no"} <= set(by_layer)  # then neither is better in every layer
     answer = at_every(by_layer) if is_mixed or compare(mean) == "yes" else "cannot tell"
@@ -107,7 +93,7 @@ def _findings(result: StudyResult) -> Iterator[study.Said]:
     k, keys = result.settings["k"], keys_of(result)
     for key in keys:
         own, shuffled = (_depth(result, key, measure) for measure in (OWN, SHUFFLED))
-        leads = answers(result, "neurons", pair=key, measure=LEAD)
+        leads = _leads(result, key)
         yes, n, kind = leads.count("yes"), len(leads), NAMES[key]
         yield PAGE.say("keys", k=k, kind=kind, own=own, shuffled=shuffled, yes=yes, n=n)
     for reading in ("signed", "folded"):
@@ -115,14 +101,14 @@ def _findings(result: StudyResult) -> Iterator[study.Said]:
         known = [f"{in_words(row, '.4f')} ({NAMES[key]})" for key, row in means.items() if row]
         if known:
             yield PAGE.say(f"keys_{reading}", leads=" and ".join(known))
-    if (better := _depth(result, "both", BETTER)) is not None:
+    if (better := _depth(result, "both", overlaps.BETTER)) is not None:
         which = "gates" if above(better) == "yes" else "ups" if below(better) == "yes" else "open"
         yield PAGE.say(f"better_{which}", lead=better)
 
 
 SECTION = PAGE.section(
     "neurons",
-    lambda context: tables_of(context, *context.own_vectors),
+    lambda context: tables_of(context, context.own_vectors),
     findings=_findings,
     shows=(
         _above_shuffled,

@@ -15,7 +15,7 @@ from layerleap.errors import ModelRefused
 from layerleap.lens import ANY, Documents, ends, finite, freedom
 from layerleap.models.weights import kinds, refusals, vectors
 from layerleap.study import Answer, Row, Tables, above
-from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext, Vectors
 from layerleap_papers.embedding_space.tokens import READINGS, jaccard, top_ids
 
 OWN, SHUFFLED = "own", "shuffled"
@@ -44,33 +44,28 @@ def verified(
     *,
     least: int,
 ) -> dict[int, list[str]]:
-    """By block, the pairs whose two kinds of vectors are verified; a note says what is left out.
-
-    A block with fewer than `least` of them is noted.
-    """
-    found: dict[int, list[str]] = {}
+    """By block, the pairs with two verified kinds; blocks with fewer than `least` are noted."""
+    by_block: dict[int, list[str]] = {}
     reasons: dict[str, list[int]] = {}
     for block in range(1, model.n_layers + 1):
         known = set(kinds(model, block))
         names = [name for name, both in pairs.items() if known >= set(both)]
         if names:
-            found[block] = names
+            by_block[block] = names
         if len(names) < least:
             reasons.setdefault("; ".join(refusals(model, block)), []).append(block)
-    if not found:
+    if not by_block:
         raise ModelRefused(next(iter(reasons)))
     for reason, blocks in reasons.items():
         context.note(f"{what} of layers {', '.join(map(str, blocks))} are left out: {reason}.")
-    return found
+    return by_block
 
 
 def overlap_tables(
     context: EmbeddingContext,
-    model: Transformer,
-    matrix: Tensor,
+    read: Vectors,
     blocks: Mapping[int, Sequence[str]],
     pairs_of: Callable[[int, str], Pairs],
-    readings: Iterable[str],
     name: str,
 ) -> Tables:
     """Overlaps of the pairs of every block, by layer and over the depth; `name` of the table."""
@@ -78,7 +73,8 @@ def overlap_tables(
     for number, (block, names) in enumerate(blocks.items()):
         context.progress(f"overlap of {name}", number, len(blocks), "layers")
         pairs = [pairs_of(block, pair) for pair in names]
-        for reading, by_pair in overlaps(model, matrix, block, pairs, readings, context.settings.k):
+        made = overlaps(read.model, read.matrix, block, pairs, read.readings, context.settings.k)
+        for reading, by_pair in made:
             leads = {pair: with_leads(by_partner) for pair, by_partner in by_pair.items()}
             for pair in pairs:
                 columns = {(pair.name, m): value for m, value in leads[pair.name].items()}

@@ -9,7 +9,7 @@ from layerleap import LayerleapError, StudyResult, study, untrained
 from layerleap.models.weights import unembedding
 from layerleap.study import Page, all_of, between, in_words, untested
 from layerleap_papers.embedding_space import columns, neurons
-from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext, Vectors
 from layerleap_papers.embedding_space.overlaps import lead_over, mean_of
 
 PAGE = Page(__file__)
@@ -19,12 +19,13 @@ LEADS = {"neurons": neurons.LEAD, "columns": lead_over(columns.LAYER)}
 
 def _run(context: EmbeddingContext) -> study.Tables:
     control = untrained(context.model, seed=context.settings.seed)
-    matrix, limit = unembedding(control).float(), context.settings.control_vectors
+    limit = context.settings.control_vectors
+    vectors = Vectors(control, unembedding(control).float(), limit, ("plain",))
     tables: study.Tables = {}
     errors: list[LayerleapError] = []
     for part in (neurons, columns):
         try:
-            tables |= part.tables_of(context, control, matrix, limit, ("plain",))
+            tables |= part.tables_of(context, vectors)
         except LayerleapError as error:
             errors.append(error)
     if not tables:

@@ -6,15 +6,7 @@ from functools import partial
 from layerleap import StudyResult, study
 from layerleap.study import Page, pick
 from layerleap_papers.jump_to_conclusions import curves
-from layerleap_papers.jump_to_conclusions.curves import (
-    MAIN,
-    METRICS,
-    PRECISIONS,
-    below_last,
-    both,
-    curve,
-    values,
-)
+from layerleap_papers.jump_to_conclusions.curves import MAIN, PRECISIONS, both, curve, values
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 PAGE = Page(__file__)
@@ -97,7 +89,7 @@ def _ends(rows: list[study.Row]) -> dict[str, float]:
 
 @PAGE.claim("early_agreement", when=curves.is_next)
 def _early_agreement(result: StudyResult) -> study.Tested:
-    mat = below_last(result, curve(result, "mat", "precision@1"))
+    mat = curves.below_last(result, curve(result, "mat", "precision@1"))
     early = mat[: max(1, round(len(mat) / 3))]
     answers = [study.between(row, 0.28, 0.45) for row in early]
     return study.all_of(answers), {"yes": answers.count("yes"), "n": len(early), **_ends(early)}
@@ -114,14 +106,14 @@ def _wide_lead(result: StudyResult) -> study.Tested:
 
 @PAGE.claim("blind_early", when=curves.is_masked)
 def _blind_early(result: StudyResult) -> study.Tested:
-    rows = below_last(result, curve(result, "id", "precision@10"))
+    rows = curves.below_last(result, curve(result, "id", "precision@10"))
     early = rows[: max(1, round(0.4 * len(rows)))]
     return study.all_of(study.below(row, 0.05) for row in early), _ends(early)
 
 
 @PAGE.claim("quarter", when=curves.is_masked)
 def _quarter(result: StudyResult) -> study.Tested:
-    mat = below_last(result, curve(result, "mat", "precision@1"))
+    mat = curves.below_last(result, curve(result, "mat", "precision@1"))
     later = mat[round(len(mat) / 8) :]
     answer = study.share_of((study.above(row, 0.25) for row in later), 1.0)
     return answer, {"layer": later[0]["layer"], "n": len(mat), **_ends(later)}
@@ -142,11 +134,13 @@ def _figure(key: str, *metrics: str, **more: str) -> study.Figure:
     return PAGE.figure(key, rows, lines=curves.LENSES, **marks)
 
 
-SHORT = {**{metric: metric.replace("precision", "P") for metric in METRICS}, "kl": "KL"}
+SHORT = {**{metric: metric.replace("precision", "P") for metric in curves.METRICS}, "kl": "KL"}
 
 
 def _score_rows(result: StudyResult) -> Iterator[study.Row]:
-    for row in pick("scores", "tuned_scores", metric=METRICS[1:], map=curves.MAPS, **MAIN)(result):
+    for row in pick("scores", "tuned_scores", metric=curves.METRICS[1:], map=curves.MAPS, **MAIN)(
+        result
+    ):
         yield {**row, "column": f"{SHORT[row['metric']]} {row['map']}"}
     for row in result.rows("r2", dst=result.model["n_layers"]):
         yield {**row, "layer": row["src"], "value": row["r2"], "column": f"R\u00b2 {row['map']}"}
