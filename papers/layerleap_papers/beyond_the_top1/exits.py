@@ -63,10 +63,9 @@ class Judged:
 def task_exits(
     data: SaturationData, costs: Mapping[str, Cost], *, cells: int = 3000, seed: int = 0
 ) -> tuple[study.Tables, dict[str, Judged], Rules]:
-    """Every rule through every lens that has a cost; `BadSettings` or `BadText` with too few rows.
+    """Tables of every rule through every lens that has a cost, and what they were made from.
 
-    The probe is trained on up to `cells` (row, layer). Returns the tables, what they were made
-    from, and by lens and name the rules that save most at an agreement of `TARGET`.
+    And, by lens and name, the rules that save most at an agreement of `TARGET`.
     """
     judged = {lens: _judged(data, lens, cost, cells, seed) for lens, cost in costs.items()}
     made = replayed.exit_tables({lens: one.rows for lens, one in judged.items()})

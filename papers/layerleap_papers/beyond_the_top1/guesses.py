@@ -31,13 +31,9 @@ NEEDED = 5.0  # expected right and wrong guesses in each group: the z-test's own
 def guesses(
     saturation: Saturation, *, lead: int = PAPER_LEAD, ranks: Sequence[int] = (2, 3, 4)
 ) -> list[study.Row]:
-    """Early against late runners-up among the rows whose top token is wrong, one row per rank.
-
-    Early tokens saturated at least `lead` layers before the end. Rows whose right answer is unknown
-    are left out.
-    """
+    """Early against late runners-up among the rows whose top token is wrong, one row per rank."""
     _require(saturation, lead, ranks)
-    known = saturation.rows(saturation.gold >= 0)
+    known = saturation.rows(saturation.gold >= 0)  # -1: the right answer is unknown
     wrong = known.rows(known.tokens[:, 0] != known.gold)
     if not len(wrong):
         raise BadText(
@@ -127,16 +123,11 @@ def _gap(sums: Tensor) -> Tensor:
 def _share(group: str, right: Tensor, documents: Tensor) -> study.Row:
     """Share of right guesses with its interval."""
     n, hits = len(right), int(right.sum())
-    found = mean_interval(right[:, None], documents, SHARE)[0] if n else None
-    low, high = (None, None) if found is None else (found.low, found.high)
-    values = {
-        "value": hits / n if n else None,
-        "low": low,
-        "high": high,
-        "right": hits,
-        "wrong": n - hits,
-        "rows": n,
-    }
+    values: study.Row = {"value": None, "low": None, "high": None}
+    if n:
+        interval = mean_interval(right[:, None], documents, SHARE)[0]
+        values = {"value": hits / n, "low": interval.low, "high": interval.high}
+    values |= {"right": hits, "wrong": n - hits, "rows": n}
     return {f"{group}_{key}": value for key, value in values.items()}
 
 

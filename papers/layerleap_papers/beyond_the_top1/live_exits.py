@@ -25,6 +25,7 @@ from layerleap.stream import Batch
 from layerleap.study import Row, generates_text
 
 SHORTEST = 4  # tokens of a prompt
+GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "pad_token_id": 0}
 
 
 def prompts_of(
@@ -32,8 +33,7 @@ def prompts_of(
 ) -> list[Tensor]:
     """The beginnings of up to n texts, each from another document: (1, length) each.
 
-    They are drawn from all batches, because these may be sorted by length; documents in `without`
-    are left out.
+    They are drawn from all batches, because these may be sorted by length.
     """
     beginnings: dict[int, list[Tensor]] = {}
     for batch in batches:
@@ -59,10 +59,7 @@ def live_exits(
     tokens: int = 24,
     progress: Progress = silent,
 ) -> list[Row]:
-    """One row per lens and rule, after one for the model that never exits.
-
-    The bank is that of the lens "linear", if rules read through it; rules are by lens and name.
-    """
+    """One row per lens and rule, after one for the model that never exits."""
     if not generates_text(transformer):
         raise BadSettings(f"{transformer.identity.name} does not generate text token by token")
     _decode(transformer, None, Never(), prompts[:1], tokens)
@@ -89,18 +86,8 @@ def _decode(
     model, stats = transformer.model, []
     for ids in prompts:
         entry = ids.to(model.device)
-        model.generate(
-            entry,
-            attention_mask=torch.ones_like(entry),
-            custom_generate=decoding,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            pad_token_id=0,
-        )
+        mask, lengths = torch.ones_like(entry), {"min_new_tokens": tokens, "max_new_tokens": tokens}
+        model.generate(entry, attention_mask=mask, custom_generate=decoding, **GREEDY, **lengths)
         stats += decoding.stats
     return stats
 

@@ -44,9 +44,7 @@ def described(saturation: Saturation, walk: RandomWalk | None = None) -> study.T
     limit = math.floor(FILTER_DEPTH * saturation.n_layers)
     filtered = saturation.layer[:, 0] <= limit
     parts = [(False, saturation), *([(True, saturation.rows(filtered))] if filtered.any() else [])]
-    lens = {"lens": saturation.lens}
     about = {
-        **lens,
         "k": saturation.k,
         "rows": len(saturation),
         "documents": len(saturation.documents.unique()),
@@ -54,24 +52,22 @@ def described(saturation: Saturation, walk: RandomWalk | None = None) -> study.T
         "filter_rows": int(filtered.sum()),
         "filter_share": float(filtered.double().mean()),
     }
-    return {
+    tables = {
         "order": [about],
-        "places": [{**lens, "filtered": f, **row} for f, part in parts for row in _places(part)],
-        "walk_places": [] if walk is None else [{**lens, **r} for r in _places(walk.saturation)],
-        "steps": [{**lens, "filtered": f, **row} for f, part in parts for row in _steps(part)],
-        "ranks": [{**lens, **row} for row in _ranks(saturation)],
-        "histogram": [{**lens, **row} for row in _histogram(saturation)],
+        "places": [{"filtered": f, **row} for f, part in parts for row in _places(part)],
+        "walk_places": [] if walk is None else _places(walk.saturation),
+        "steps": [{"filtered": f, **row} for f, part in parts for row in _steps(part)],
+        "ranks": _ranks(saturation),
+        "histogram": _histogram(saturation),
     }
+    lens = {"lens": saturation.lens}
+    return {name: [{**lens, **row} for row in rows] for name, rows in tables.items()}
 
 
 def tau_tests(
     saturation: Saturation, walk: RandomWalk | None = None, *, draws: int = 999, seed: int = 0
 ) -> list[study.Row]:
-    """Strict tau against both nulls, one row per selection; `BadText` with too few rows.
-
-    Without random walks, order is compared with exchangeable ranks only. P-values are at least
-    1 / (draws + 1).
-    """
+    """Strict tau against both nulls, or exchangeable ranks alone; one row per selection."""
     limit = math.floor(FILTER_DEPTH * saturation.n_layers)
     _require_rows(saturation)
     return [
@@ -82,10 +78,8 @@ def tau_tests(
 
 
 def saturation_places(layers: Tensor, n_layers: int) -> Tensor:
-    """Which rank of a row saturated first, second, ...: (row, k) -> (row, k), from 1.
-
-    Equal layers share the lowest place; NaN for a rank that did not saturate.
-    """
+    """Which rank saturated first, second, ...: (row, k), from 1; NaN where it did not."""
+    # Equal layers share the lowest place.
     earlier = (layers[:, None, :] < layers[:, :, None]).sum(-1)  # (row, k)
     return (earlier + 1.0).where(layers != n_layers, torch.nan)
 
@@ -297,7 +291,7 @@ def only_first_three(steps: Sequence[study.Row]) -> study.Tested:
     return answer, {"steps": steps_words(steps)}
 
 
-@PAGE.claim("speech", when=lambda result: bool(result.model["reads"] == "sound"))
+@PAGE.claim("speech")
 def _speech(result: StudyResult) -> study.Tested:
     return only_first_three(result.rows("steps", lens="logit"))
 

@@ -147,11 +147,8 @@ class Runner:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
     def success(self, evidence: Evidence) -> Tensor:
-        """Which trials end with the recipient's token and saturate at the patch: (trial,).
-
-        `evidence` says what unpatched recipients read as.
-        """
-        trials = self.trials
+        """Which trials end with the recipient's token and saturate at the patch: (trial,)."""
+        trials = self.trials  # evidence says what unpatched recipients read as
         before = evidence.top[self.pairs.recipient[trials.pair], trials.layer - 1]
         return self.stays & (before != self.pairs.token[trials.pair])
 

@@ -150,10 +150,7 @@ class Depth:
         columns: Mapping[tuple[str, str], Tensor],
         groups: Tensor | None = None,
     ) -> None:
-        """Take in columns (pair, measure) of one layer, all with a value per vector.
-
-        `groups` says which vectors belong together; by default each stands alone.
-        """
+        """Take in columns (pair, measure) of one layer; vectors of a group belong together."""
         values = torch.stack(list(columns.values()), dim=1)
         groups = torch.arange(len(values)) if groups is None else groups
         vectors = Documents(groups)

@@ -69,13 +69,10 @@ def _values(model: Transformer, n: int, generator: torch.Generator) -> Tensor:
 
 
 def states_of(context: EmbeddingContext, *, carried: bool = False) -> tuple[Tensor, Tensor]:
-    """States of random layers, as the output matrix takes them: after the final norm.
-
-    Beside them their documents.
-    """
+    """States of random layers after the final norm, as E takes them, and their documents."""
     observed, last = context.observed, context.model.n_layers
-    n = context.settings.kept_rows
-    drawn = torch.randperm(len(observed.states), generator=context.generator(5))[:n]
+    order = torch.randperm(len(observed.states), generator=context.generator(5))
+    drawn = order[: context.settings.kept_rows]
     states, layers = observed.states[drawn], observed.layers[drawn]
     if carried:
         bank, moved = context.bank, torch.empty_like(states)

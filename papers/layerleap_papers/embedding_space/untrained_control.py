@@ -41,7 +41,8 @@ def _compared(result: StudyResult) -> Iterator[tuple[str, study.Row, study.Row]]
         for row in result.rows(f"twin_{table}_depth", measure=measure, over="mean"):
             trained = mean_of(result, f"{table}_depth", pair=row["pair"], measure=measure)
             if trained is not None:
-                yield neurons.NAMES.get(row["pair"], row["pair"]), row, trained
+                pair: str = row["pair"]
+                yield neurons.NAMES.get(pair, pair), row, trained
 
 
 def _is_chance(control: study.Row, trained: study.Row) -> study.Answer:

@@ -99,11 +99,6 @@ def is_masked(result: StudyResult) -> bool:
     return bool(result.model["kind"] == "masked-token")
 
 
-def is_next(result: StudyResult) -> bool:
-    """Whether the model predicts next tokens."""
-    return bool(result.model["kind"] == "next-token")
-
-
 def token_of(result: StudyResult) -> str:
     """What the model predicts."""
     names = {"next-token": "next token", "masked-token": "masked token"}

@@ -4,17 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from layerleap import StudyResult, study
 from layerleap.act.exits import Cost, measure_cost
-from layerleap.study import (
-    Page,
-    above,
-    difference,
-    ends_in_words,
-    exit_rows,
-    exits as replayed,
-    percent,
-    pick,
-    words,
-)
+from layerleap.study import Page, above, difference, exits as replayed, percent, pick, words
 from layerleap_papers.jump_to_conclusions.curves import LENSES, MAPS
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
@@ -91,24 +81,15 @@ def findings(result: StudyResult) -> Iterator[study.Said]:
 
 def _saved_by_gap(result: StudyResult) -> Iterator[study.Said]:
     rows = result.rows("exits_saved", rule="gap", target=TARGET)
-    listed = ", ".join(
-        words("{map} {saved:.1f} ({share:1 %}{ends})", ends=_ends(row), **_some(row))
-        for row in rows
-    )
-    n_layers = result.model["n_layers"]
-    yield PAGE.say("gap", target=TARGET, n_layers=n_layers, maps=listed, first=rows[0])
+    listed = []
+    for row in rows:
+        ends = "" if row["low"] is None else "; 95 % interval {row[low]:.1f} to {row[high]:.1f}"
+        form = f"{{row[map]}} {{row[saved]:.1f}} ({{row[share]:1 %}}{ends})"
+        listed.append(words(form, row=row))
+    n_layers, maps = result.model["n_layers"], ", ".join(listed)
+    yield PAGE.say("gap", target=TARGET, n_layers=n_layers, maps=maps, first=rows[0])
     for row in result.rows("exits", rule="oracle"):
         yield PAGE.say("oracle", row=row)
-
-
-def _some(row: study.Row) -> study.Row:
-    return {key: row[key] for key in ("map", "saved", "share")}
-
-
-def _ends(row: study.Row) -> str:
-    if row["low"] is None:
-        return ""
-    return f"; 95 % interval {row['low']:.1f} to {row['high']:.1f}"
 
 
 def _on_same_rows(result: StudyResult) -> Iterator[study.Said]:
@@ -118,7 +99,7 @@ def _on_same_rows(result: StudyResult) -> Iterator[study.Said]:
     best = _best(rows)
     saved = {"gap": {**base, "value": base["saved"]}, "most": {**best, "value": best["saved"]}}
     times = f", {best['saved'] / base['saved']:.2f} times as many" if base["saved"] else ""
-    yield PAGE.say("same_rows", target=TARGET, times=times, ends=ends_in_words(base), **saved)
+    yield PAGE.say("same_rows", target=TARGET, times=times, ends=study.ends_in_words(base), **saved)
 
 
 def _flops(result: StudyResult, head: float) -> study.Said:
@@ -170,14 +151,8 @@ ALL, CLOSE = "All thresholds", study.CLOSE_UP_PANEL.capitalize()
 
 def _gap_points(panel: str) -> study.Pick:
     """The paper's rule, one colour per lens, beside fixed exits and oracles."""
-    return study.points(
-        "exits",
-        x="layers",
-        y="agreement",
-        line="{map}, {rule}",
-        panel=panel,
-        rule={"gap", "fixed", "oracle"},
-    )
+    rules, line = {"gap", "fixed", "oracle"}, "{map}, {rule}"
+    return study.points("exits", x="layers", y="agreement", line=line, panel=panel, rule=rules)
 
 
 def _gap_lines() -> dict[str, study.Line]:
@@ -217,13 +192,13 @@ SECTION = PAGE.section(
         ),
         PAGE.figure(
             "exit_rules",
-            lambda r: exit_rows(r, "layers", maps=_maps(r), close_up=True),
+            lambda r: study.exit_rows(r, "layers", maps=_maps(r), close_up=True),
             lines=study.RULE_LINES,
             zoom={f"Through {name}, {study.CLOSE_UP_PANEL}": study.CLOSE_UP for name in MAPS},
         ),
         PAGE.figure(
             "exit_flops",
-            lambda r: exit_rows(r, "flops", maps=_maps(r)),
+            lambda r: study.exit_rows(r, "flops", maps=_maps(r)),
             lines=study.RULE_LINES,
             marks=lambda _: replayed.FLOPS_MARKS,
         ),

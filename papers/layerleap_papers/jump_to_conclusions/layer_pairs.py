@@ -5,7 +5,7 @@ from functools import partial
 
 from layerleap import StudyResult, study
 from layerleap.study import Page, above, at_every, below, pick, share_of, untested
-from layerleap_papers.jump_to_conclusions.curves import LENSES, is_masked
+from layerleap_papers.jump_to_conclusions.curves import LENSES
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 PAGE = Page(__file__)
@@ -20,11 +20,13 @@ def tables(context: ShortcutContext) -> study.Tables:
 
 def _by_pair(result: StudyResult) -> dict[str, dict[tuple[int, int], float]]:
     """R2 by map and pair; one row has no spread, so no R2, and is left out."""
-    by: dict[str, dict[tuple[int, int], float]] = {"mat": {}, "id": {}}
-    for row in result.rows("r2"):
-        if row["r2"] is not None:
-            by[row["map"]][row["src"], row["dst"]] = row["r2"]
-    return by
+    return {
+        name: {
+            (row["src"], row["dst"]): row["r2"]
+            for row in result.rows("r2", map=name, r2=study.KNOWN)
+        }
+        for name in ("mat", "id")
+    }
 
 
 def findings(result: StudyResult) -> Iterator[study.Said]:
@@ -73,7 +75,6 @@ SHOWS = (
         pick("r2", map="id", r2=study.KNOWN),
         below,
         partial(share_of, needed=0.5),
-        is_masked,
     ),
     PAGE.figure("r2", _cells),
 )

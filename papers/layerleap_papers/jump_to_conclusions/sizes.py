@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, groupby
+from operator import itemgetter
 
 import numpy
 
@@ -10,13 +11,7 @@ from layerleap import StudyResult, load, study
 from layerleap.errors import BadSettings
 from layerleap.lens import finite
 from layerleap.study import Page, between, difference, opposite, percent, share_of, short
-from layerleap_papers.jump_to_conclusions.curves import (
-    LENSES,
-    is_masked,
-    is_next,
-    point,
-    score_rows,
-)
+from layerleap_papers.jump_to_conclusions import curves
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
 PAGE = Page(__file__)
@@ -44,7 +39,7 @@ def run(context: ShortcutContext) -> study.Tables:
         own = replace(s, text=text, other=None, pairs="final", beside=()).resolved(model)
         other = ShortcutContext(model, own, folder, context.progress)
         scores = other.readings[other.text].scores
-        rows += _curves(other, score_rows(scores, other.text, ["-", other.text]))
+        rows += _curves(other, curves.score_rows(scores, other.text, ["-", other.text]))
         context.note(*(f"{name}: {note}" for note in other.notes))
     return {"sizes": rows}
 
@@ -68,10 +63,8 @@ def _curves(context: ShortcutContext, scores: Sequence[study.Row]) -> list[study
 
 def _by_model(result: StudyResult) -> dict[str, list[study.Row]]:
     """Agreement through mat, by model."""
-    by: dict[str, list[study.Row]] = {}
-    for row in result.rows("sizes", metric="precision@1", map="mat"):
-        by.setdefault(row["model"], []).append(row)
-    return by
+    rows = result.rows("sizes", metric="precision@1", map="mat")
+    return {model: list(by_layer) for model, by_layer in groupby(rows, itemgetter("model"))}
 
 
 def findings(result: StudyResult) -> Iterator[study.Said]:
@@ -103,7 +96,7 @@ def _tested(result: StudyResult) -> study.Tested:
     ]
     same = share_of((between(gap, -CLOSE, CLOSE) for gap in gaps), 1.0)
     apart = max((abs(gap["value"] or 0.0) for gap in gaps), default=0.0)
-    answer = opposite(same) if is_masked(result) else same
+    answer = opposite(same) if curves.is_masked(result) else same
     return answer, {"n": len(models), "points": 100 * apart}
 
 
@@ -112,7 +105,7 @@ def _points(result: StudyResult) -> Iterator[study.Row]:
         millions = f", {row['parameters'] / 1e6:,.0f} M parameters" if row["parameters"] else ""
         line = f"{short(row['model'])}, {row['n_layers']} layers{millions}"
         depth = row["layer"] / row["n_layers"]
-        yield point(row, x=depth, line=line, panel=LENSES[row["map"]].label)
+        yield curves.point(row, x=depth, line=line, panel=curves.LENSES[row["map"]].label)
 
 
 def _table_rows(result: StudyResult) -> Iterator[study.Row]:
@@ -128,8 +121,8 @@ SECTION = PAGE.section(
     run,
     findings=findings,
     shows=(
-        PAGE.claim("sizes_next", is_next)(_tested),
-        PAGE.claim("sizes_masked", is_masked)(_tested),
+        PAGE.claim("sizes_next")(_tested),
+        PAGE.claim("sizes_masked")(_tested),
         PAGE.figure("sizes", _points),
         PAGE.table("sizes-table", _table_rows),
     ),

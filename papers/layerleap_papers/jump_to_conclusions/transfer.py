@@ -23,17 +23,12 @@ def tables(context: ShortcutContext) -> study.Tables:
         agrees = [(scores.rank[fit][:, :-1] == 0).double() for fit in (home, guest)]
         change = (agrees[1] - agrees[0]).mean(1, keepdim=True)
         (row,) = estimates(scores.documents, change)
-        rows.append(
-            {
-                "read": read,
-                "fitted_on": away,
-                "fit": guest,
-                "own_fit": home,
-                **row,
-                "fit_rows": context.counts("fit", guest)["rows"],
-                "own_rows": context.counts("fit", home)["rows"],
-            }
-        )
+        about = {"read": read, "fitted_on": away, "fit": guest, "own_fit": home}
+        sizes = {
+            f"{name}_rows": context.counts("fit", fit)["rows"]
+            for name, fit in (("fit", guest), ("own", home))
+        }
+        rows.append({**about, **row, **sizes})
     return {"transfer": rows}
 
 
@@ -63,36 +58,31 @@ def _transfers(result: StudyResult) -> study.Tested:
     return answer, {"changes": changes, "why": why}
 
 
-def _curves(result: StudyResult) -> Iterator[tuple[str, study.Row]]:
-    """Every agreement curve, under its label, if a second text was read."""
+def _curves(result: StudyResult) -> Iterator[study.Row]:
+    """Every agreement curve as points and as columns, if a second text was read."""
     if not result.settings["other"]:
         return
     rows = result.rows("scores", metric="precision@1")
-    for read in dict.fromkeys(row["read"] for row in rows):
-        # A text's own fit comes first: the others are compared with it.
-        own = [row for row in rows if row["read"] == read]
-        for row in sorted(own, key=lambda row: (row["fit"] == "-", row["fit"] != read)):
-            yield read, row
-
-
-def _points(result: StudyResult) -> Iterator[study.Row]:
-    every = list(_curves(result))
-    fits = [fit for fit in dict.fromkeys(row["fit"] for _, row in every) if fit != "-"]
-    for read, row in every:
-        is_id = row["fit"] == "-"
-        line = "id" if is_id else f"mat fitted on {short(row['fit'], 36)}"
-        colour = LENSES["id"].colour if is_id else COLOURS[fits.index(row["fit"]) % len(COLOURS)]
-        yield point(row, panel=f"read on {short(read)}", line=line, colour=colour)
-
-
-def _table_rows(result: StudyResult) -> Iterator[study.Row]:
-    for read, row in _curves(result):
-        fit = "" if row["fit"] == "-" else f" fitted on {row['fit']}"
-        yield {**row, "column": f"{row['map']}{fit}, read on {read}"}
+    reads = list(dict.fromkeys(row["read"] for row in rows))
+    # A text's own fit comes first: the others are compared with it.
+    rows.sort(
+        key=lambda row: (reads.index(row["read"]), row["fit"] == "-", row["fit"] != row["read"])
+    )
+    fits = [fit for fit in dict.fromkeys(row["fit"] for row in rows) if fit != "-"]
+    for row in rows:
+        read, fit = row["read"], row["fit"]
+        look = {"line": "id", "colour": LENSES["id"].colour, "column": f"id, read on {read}"}
+        if fit != "-":
+            look = {
+                "line": f"mat fitted on {short(fit, 36)}",
+                "colour": COLOURS[fits.index(fit) % len(COLOURS)],
+                "column": f"mat fitted on {fit}, read on {read}",
+            }
+        yield {**row, **point(row, panel=f"read on {short(read)}", **look)}
 
 
 SHOWS = (
     _transfers,
-    PAGE.figure("transfer", _points, lines={"id": LENSES["id"]}),
-    PAGE.table("transfer-table", _table_rows),
+    PAGE.figure("transfer", _curves, lines={"id": LENSES["id"]}),
+    PAGE.table("transfer-table", _curves),
 )

@@ -35,7 +35,7 @@ def run(context: ShortcutContext) -> study.Tables:
     }
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """At how many layers training got ahead, and after how many rows."""
     for start, name in STARTS.items():
         rows = result.rows("tuned", start=start)

@@ -24,13 +24,14 @@ In: that file. Out: sections, claims, figures and tables, which code gives their
 
 Keys are those of `Section`, `Claim`, `Figure`, `Table` and `Finding`. An entry may be `like`
 another of its kind, and say only what differs. Line breaks in texts do not count. Fields in braces
-are filled in as `words` says.
+are filled in as `words` says. With `model = { reads = "sound" }`, a claim is about those alone.
 """
 
 import string
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,7 @@ class Page:
     """What a `page.toml` says. `Page(__file__)` reads the one beside a module."""
 
     def __init__(self, file: str) -> None:
-        text = Path(file).with_name("page.toml").read_text("utf8")
-        self.entries: dict[str, Any] = _joined(tomllib.loads(text))
+        self.entries = _entries(Path(file).with_name("page.toml"))
 
     def _entry(self, kind: str, key: str) -> dict[str, Any]:
         """One entry; it may be `like` another of its kind, and say only what differs."""
@@ -97,6 +97,7 @@ class Page:
     def claim(self, key: str, when: When = lambda _: True) -> Callable[[Test], Claim]:
         """A decorator that makes a claim of the function that tests it."""
         entry = self._entry("claims", key)
+        when = _when(entry, when)
 
         def made(test: Test) -> Claim:
             def tested(result: StudyResult) -> Verdict:
@@ -120,19 +121,17 @@ class Page:
     ) -> Claim:
         """A claim that asks the same of every row, as `Each` does."""
         entry = self._entry("claims", key)
-        text = entry.pop("text")
+        when, text = _when(entry, when), entry.pop("text")
         return Claim(text, Each(rows, ask=ask, together=together, **entry), when)
 
     def figure(self, key: str, rows: Rows, **more: Any) -> Figure:
         """A figure of these rows."""
         entry = self._entry("figures", key)
-        axes = {name: Axis(**entry[name]) for name in ("x", "y", "value") if name in entry}
-        marks = [Mark(**mark) for mark in entry.pop("marks", ())]
-        looks = {
-            "lines": {name: _line(look) for name, look in entry.get("lines", {}).items()},
-            "marks": lambda _: marks,
-        }
-        return Figure(**{**entry, **axes, **looks, "key": key, "rows": rows, **more})
+        entry |= {name: Axis(**entry[name]) for name in ("x", "y", "value") if name in entry}
+        entry["lines"] = {name: _line(look) for name, look in entry.get("lines", {}).items()}
+        marks = [Mark(**mark) for mark in entry.get("marks", ())]
+        entry["marks"] = lambda _: marks
+        return Figure(**{**entry, "key": key, "rows": rows, **more})
 
     def table(self, key: str, rows: Rows, **more: Any) -> Table:
         """A table of these rows."""
@@ -140,6 +139,12 @@ class Page:
         for name in ("columns", "cells"):
             entry[name] = tuple(_column(column) for column in entry.get(name, ()))
         return Table(**{**entry, "key": key, "rows": rows, **more})
+
+
+def _when(entry: dict[str, Any], when: When) -> When:
+    """Whether a claim is about a model: what the code says, or what the entry needs of it."""
+    needed = entry.pop("model", None)
+    return when if needed is None else lambda result: needed.items() <= result.model.items()
 
 
 class _Words(string.Formatter):
@@ -158,6 +163,12 @@ def words(text: str, /, **values: Any) -> str:
     `{share:%}` or, with a digit more, `{share:1 %}` a share in percent.
     """
     return _Words().format(text, **values)
+
+
+@cache  # each module of a study asks for the same file
+def _entries(path: Path) -> dict[str, Any]:
+    entries: dict[str, Any] = _joined(tomllib.loads(path.read_text("utf8")))
+    return entries
 
 
 def _joined(value: Any) -> Any:
