@@ -140,8 +140,8 @@ def words(row: study.Row) -> str:
     else:
         ends = "" if row["low"] is None else f" ({row['low']:+.1%} to {row['high']:+.1%})"
         test = f"The difference is {row['difference']:+.1%}{ends}, {p_words(row['p'])}: "
-        told = row["early_are"] and f"early tokens are {row['early_are']}."
-        test += told or "a single document cannot tell how documents differ."
+        answer = row["early_are"] and f"early tokens are {row['early_are']}."
+        test += answer or "a single document cannot tell how documents differ."
     return str(PAGE.say("guesses", row=row, lead=lead, test=test))
 
 

@@ -93,7 +93,7 @@ def _decode(
 
 
 def _row(
-    lens: str, name: str, own: list[DecodingStats], full: list[DecodingStats], rules: int
+    lens: str, name: str, texts: list[DecodingStats], full: list[DecodingStats], rules: int
 ) -> Row:
     """Speed relative to the full model: the geometric mean over texts, with its t interval.
 
@@ -101,7 +101,7 @@ def _row(
     because chance favours the fastest of many.
     """
     ratios = torch.tensor(
-        [b.seconds / a.seconds for a, b in zip(own, full, strict=True)], dtype=torch.float64
+        [b.seconds / a.seconds for a, b in zip(texts, full, strict=True)], dtype=torch.float64
     ).log()
     mean, n = float(ratios.mean()), len(ratios)
     low = high = None
@@ -113,9 +113,9 @@ def _row(
         low, high = math.exp(mean - reach), math.exp(mean + reach)
         is_faster = mean > float(student.ppf(1 - 0.025 / rules, n - 1)) * error
     # The first token of each text comes from the prompt's pass, which is always run to the end.
-    after = sum(one.tokens - 1 for one in own)
-    wrong = sum(one.compared - one.agreed for one in own)
-    known = all(one.agreement is not None for one in own)
+    after = sum(one.tokens - 1 for one in texts)
+    wrong = sum(one.compared - one.agreed for one in texts)
+    known = all(one.agreement is not None for one in texts)
     return {
         "map": lens,
         "rule": name,
@@ -125,7 +125,7 @@ def _row(
         "is_faster": is_faster,
         "texts": n,
         "tokens": after,
-        "tokens_per_second": after / sum(one.seconds for one in own),
-        "layers": sum(sum(one.layers[1:]) for one in own) / after,
+        "tokens_per_second": after / sum(one.seconds for one in texts),
+        "layers": sum(sum(one.layers[1:]) for one in texts) / after,
         "agreement": 1 - wrong / after if known else None,
     }

@@ -64,19 +64,9 @@ def leads_of(result: StudyResult, way: str, state: str = "raw") -> list[study.Ro
 
 
 def _claim(key: str, *ways: str) -> study.Claim:
-    def test(result: StudyResult) -> study.Tested:
-        by_way = {way: [above(row) for row in leads_of(result, way)] for way in ways}
-        by_way = {way: leads for way, leads in by_way.items() if leads}
-        if not by_way:
-            return untested("these vectors, or their activity, are not verified in any layer")
-        counts = "; ".join(
-            f"{way}: clearly more at {leads.count('yes')} of {len(leads)} layers, clearly fewer at "
-            f"{leads.count('no')}"
-            for way, leads in by_way.items()
-        )
-        return at_every(lead for leads in by_way.values() for lead in leads), {"counts": counts}
-
-    return PAGE.claim(key)(test)
+    return PAGE.groups(
+        key, lambda result: {way: [above(row) for row in leads_of(result, way)] for way in ways}
+    )
 
 
 @PAGE.claim("active_last")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from layerleap import StudyResult, study
 from layerleap.models.weights import all_heads, heads, vectors
-from layerleap.study import Page, at_every, in_words, pick, points, untested
+from layerleap.study import Page, in_words, pick, points
 from layerleap_papers.embedding_space import overlaps
 from layerleap_papers.embedding_space.embedding_context import EmbeddingContext, Vectors
 from layerleap_papers.embedding_space.overlaps import OWN
@@ -41,10 +41,14 @@ def partners_of(
     group = n_heads // n_kv_heads
     head, column = torch.arange(n_heads * width) // width, torch.arange(n_heads * width) % width
     serving = head // group
-    own = serving * width + column
+    partner = serving * width + column
     layer = torch.stack([derangement(n_kv_heads * width, generator) for _ in range(group)])
     within = torch.stack([derangement(width, generator) for _ in range(n_heads)])
-    return {OWN: own, LAYER: layer[head % group, own], HEAD: serving * width + within[head, column]}
+    return {
+        OWN: partner,
+        LAYER: layer[head % group, partner],
+        HEAD: serving * width + within[head, column],
+    }
 
 
 def tables_of(context: EmbeddingContext, read: Vectors) -> study.Tables:
@@ -65,21 +69,13 @@ def tables_of(context: EmbeddingContext, read: Vectors) -> study.Tables:
 
 
 def _claim(key: str, pair: str) -> study.Claim:
-    def test(result: StudyResult) -> study.Tested:
-        by_control = {
+    return PAGE.groups(
+        key,
+        lambda result: {
             control: overlaps.answers(result, "columns", pair=pair, measure=lead)
             for lead, control in OVER.items()
-        }
-        if not any(by_control.values()):
-            return untested("these columns are not verified in any layer; see the notes")
-        counts = "; ".join(
-            f"above {control}: clearly at {leads.count('yes')} of {len(leads)} layers, clearly "
-            f"below at {leads.count('no')}"
-            for control, leads in by_control.items()
-        )
-        return at_every(lead for leads in by_control.values() for lead in leads), {"counts": counts}
-
-    return PAGE.claim(key)(test)
+        },
+    )
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:

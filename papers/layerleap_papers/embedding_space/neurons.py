@@ -49,16 +49,6 @@ def _depth(result: StudyResult, key: str, measure: str = LEAD, **where: str) -> 
     return overlaps.mean_of(result, "neurons_depth", pair=key, measure=measure, **where)
 
 
-@PAGE.claim("above_shuffled")
-def _above_shuffled(result: StudyResult) -> study.Tested:
-    by_key = {key: _leads(result, key) for key in keys_of(result)}
-    counts = "; ".join(
-        f"{NAMES[key]}: clearly above at {leads.count('yes')} of {len(leads)} layers"
-        for key, leads in by_key.items()
-    )
-    return at_every(lead for leads in by_key.values() for lead in leads), {"counts": counts}
-
-
 @PAGE.claim("grows")
 def _grows(result: StudyResult) -> study.Tested:
     rises = {key: _depth(result, key, over="rise") for key in keys_of(result)}
@@ -111,7 +101,10 @@ SECTION = PAGE.section(
     lambda context: tables_of(context, context.own_vectors),
     findings=_findings,
     shows=(
-        _above_shuffled,
+        PAGE.groups(
+            "above_shuffled",
+            lambda result: {NAMES[key]: _leads(result, key) for key in keys_of(result)},
+        ),
         _grows,
         _one_is_better,
         PAGE.figure(

@@ -158,29 +158,31 @@ class _Block:
 
     def active(self, captured: Capture) -> Iterator[tuple[str, Active]]:
         """The most active vectors, by way."""
-        seen = {
+        sites = {
             name: value for (block, name), value in captured.sites.items() if block == self.number
         }
         if "ffn.value" in self.kinds:
-            given = seen[self.coefficients].float()
-            by_size = self._top(given, given.abs() * self.lengths["ffn.value"])
+            activity = sites[self.coefficients].float()
+            by_size = self._top(activity, activity.abs() * self.lengths["ffn.value"])
             yield BY_SIZE, by_size
-            yield BY_COEFFICIENT, self._top(given, given.abs())
+            yield BY_COEFFICIENT, self._top(activity, activity.abs())
             for way, kind in KEY_WAYS.items():
                 if kind in self.kinds and self.has_input["ffn"]:
                     keys = self._vectors(kind)[by_size.rows]
-                    products = torch.linalg.vecdot(keys, seen["ffn.in"].float()[:, None].cpu())
+                    products = torch.linalg.vecdot(keys, sites["ffn.in"].float()[:, None].cpu())
                     yield way, Active(by_size.rows, products > 0)
         if "attn.v" in self.kinds and self.has_input["attn"]:
-            given = seen["attn.in"].float() @ self._vectors("attn.v").T.to(seen["attn.in"].device)
-            yield "W_V columns", self._top(given, given.abs())
+            activity = sites["attn.in"].float() @ self._vectors("attn.v").T.to(
+                sites["attn.in"].device
+            )
+            yield "W_V columns", self._top(activity, activity.abs())
         if "attn.o" in self.kinds:
-            given = seen[self.mixed].float()
-            yield "W_O rows", self._top(given, given.abs() * self.lengths["attn.o"])
+            activity = sites[self.mixed].float()
+            yield "W_O rows", self._top(activity, activity.abs() * self.lengths["attn.o"])
 
     def _vectors(self, kind: str) -> Tensor:
         return vectors(self.model, self.number, kind).float().cpu()
 
-    def _top(self, given: Tensor, activity: Tensor) -> Active:
+    def _top(self, signed: Tensor, activity: Tensor) -> Active:
         rows = activity.topk(min(self.n_active, activity.shape[1]), dim=1).indices
-        return Active(rows.cpu(), (given.gather(1, rows) > 0).cpu())
+        return Active(rows.cpu(), (signed.gather(1, rows) > 0).cpu())

@@ -59,10 +59,10 @@ def _values(model: Transformer, n: int, generator: torch.Generator) -> Tensor:
     known = {b: ffn for b, ffn in feed_forwards(model).items() if not isinstance(ffn, str)}
     if not known:
         raise ModelRefused(str(next(iter(feed_forwards(model).values()))))
-    each = -(-n // len(known))
+    per_block = -(-n // len(known))
     parts = []
     for block, ffn in known.items():
-        drawn = torch.randperm(ffn.n_neurons, generator=generator)[:each]
+        drawn = torch.randperm(ffn.n_neurons, generator=generator)[:per_block]
         parts.append(vectors(model, block, "ffn.value")[drawn].float().cpu())
     rows = torch.cat(parts)
     return rows[torch.randperm(len(rows), generator=generator)[:n]]

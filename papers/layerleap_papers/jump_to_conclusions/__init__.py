@@ -63,7 +63,7 @@ def _tiles(result: StudyResult) -> Iterator[study.Tile]:
     """Agreement and R2 half-way, and from where on half of the predictions agree."""
     last = result.model["n_layers"]
     middle = last // 2
-    shares = [own[middle] for own in both(result, "precision@1")]
+    shares = [curve[middle] for curve in both(result, "precision@1")]
     yield study.Tile(
         f"Agreement after {middle} of {last} layers",
         tuple((name, percent(s, 1), s) for name, s in zip(COMPARED, shares, strict=True)),
@@ -88,7 +88,7 @@ def _tiles(result: StudyResult) -> Iterator[study.Tile]:
 def _title(result: StudyResult) -> str:
     name, last = result.model["name"], result.model["n_layers"]
     name = name if len(name) <= 40 else f"{name[:39]}\u2026"
-    mat, plain = (own[last // 2] for own in both(result, "precision@1"))
+    mat, plain = (curve[last // 2] for curve in both(result, "precision@1"))
     return (
         f"After {last // 2} of {last} layers, a linear shortcut predicts {name}'s "
         f"{token_of(result)}\n{percent(mat)} of the time, the logit lens {percent(plain)} of the "

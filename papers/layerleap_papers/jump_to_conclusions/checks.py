@@ -43,8 +43,8 @@ def laws(tables: study.Tables) -> list[study.Row]:
             by.setdefault(key, {})[row["metric"]] = row["value"]
     ordered = all(
         a <= b
-        for found in by.values()
-        for a, b in pairwise(found[f"precision@{k}"] for k in (1, 5, 10))
+        for precisions in by.values()
+        for a, b in pairwise(precisions[f"precision@{k}"] for k in (1, 5, 10))
     )
     fits = tables["fits"]
     behind = [f for f in fits if f["train_r2"] < f["train_r2_logit"] - 1e-9 and not f["ridge"]]

@@ -59,7 +59,7 @@ def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[s
     last, rows = jump.shape[1] - 1, []
     sides = [("attn", kind, 0) for kind in agrees if "attn" in agrees and kind != "attn"]
     sides += [(kind, "jump", min(-(-last // 3), last - 1)) for kind in agrees]
-    columns = {name: own.double() for name, own in {**agrees, "jump": jump}.items()}
+    columns = {name: correct.double() for name, correct in {**agrees, "jump": jump}.items()}
     for part, against, start in sides:
         lead = (columns[part] - columns[against])[:, start:last].mean(1, keepdim=True)
         (row,) = estimates(documents, lead)
@@ -71,8 +71,10 @@ def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[study.Row]:
     """How much agreement rises from one start layer to the next, paired by row."""
     return [
         {"map": kind, "layer": layer, **row}
-        for kind, own in agrees.items()
-        for layer, row in enumerate(estimates(documents, torch.diff(own.double()[:, :-1], dim=1)))
+        for kind, correct in agrees.items()
+        for layer, row in enumerate(
+            estimates(documents, torch.diff(correct.double()[:, :-1], dim=1))
+        )
     ]
 
 
@@ -87,7 +89,7 @@ def _agreement(
 def _means(result: StudyResult, start: int = 0) -> dict[str, float]:
     """Mean agreement over start layers, by kind of part."""
     shares = {kind: values(_agreement(result, kind, start)) for kind in NAMES}
-    return {kind: sum(own) / len(own) for kind, own in shares.items() if own}
+    return {kind: sum(by_layer) / len(by_layer) for kind, by_layer in shares.items() if by_layer}
 
 
 def _in_words(means: dict[str, float]) -> str:

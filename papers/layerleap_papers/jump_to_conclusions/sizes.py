@@ -36,8 +36,8 @@ def run(context: ShortcutContext) -> study.Tables:
             raise BadSettings(f"model {name} is given twice; name other models to compare with")
         folder = context.file("beside", name, model.identity.fingerprint)
         folder.mkdir(exist_ok=True)
-        own = replace(s, text=text, other=None, pairs="final", beside=()).resolved(model)
-        other = ShortcutContext(model, own, folder, context.progress)
+        settings = replace(s, text=text, other=None, pairs="final", beside=()).resolved(model)
+        other = ShortcutContext(model, settings, folder, context.progress)
         scores = other.readings[other.text].scores
         rows += _curves(other, curves.score_rows(scores, other.text, ["-", other.text]))
         context.note(*(f"{name}: {note}" for note in other.notes))

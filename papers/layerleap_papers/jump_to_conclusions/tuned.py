@@ -63,8 +63,8 @@ def _needed(result: StudyResult) -> Iterator[study.Row]:
     """Rows until training was ahead; where it never was, all rows that it saw, in grey."""
     never = "grey: never ahead" if result.rows("tuned", rows_needed=None) else ""
     for row in result.rows("tuned"):
-        own = result.rows("tuned_progress", layer=row["layer"], start=row["start"])
-        most = max((line["rows_seen"] for line in own), default=0)
+        checks = result.rows("tuned_progress", layer=row["layer"], start=row["start"])
+        most = max((line["rows_seen"] for line in checks), default=0)
         needed = row["rows_needed"]
         yield {
             "x": row["layer"],

@@ -29,13 +29,13 @@ are filled in as `words` says. With `model = { reads = "sound" }`, a claim is ab
 
 import string
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from layerleap.study.claims import Answer, Claim, Each, Verdict
+from layerleap.study.claims import Answer, Claim, Each, Verdict, at_every, untested
 from layerleap.study.engine import Box, Section, Study
 from layerleap.study.figures import LENSES, Axis, Figure, Line, Mark
 from layerleap.study.result import Finding, Headline, Row, Said, StudyResult
@@ -105,7 +105,8 @@ class Page:
                 if isinstance(verdict, Verdict):
                     return verdict
                 answer, values = verdict
-                return Verdict(answer, *(words(entry[part], **values) for part in ("seen", "why")))
+                seen = words(entry.get("seen", "{groups}"), **values)
+                return Verdict(answer, seen, words(entry["why"], **values))
 
             return Claim(entry["text"], tested, when)
 
@@ -123,6 +124,25 @@ class Page:
         entry = self._entry("claims", key)
         when, text = _when(entry, when), entry.pop("text")
         return Claim(text, Each(rows, ask=ask, together=together, **entry), when)
+
+    def groups(
+        self, key: str, answers: Callable[[StudyResult], Mapping[str, Sequence[Answer]]]
+    ) -> Claim:
+        """A claim that must hold at every place of every group; `each` lists the groups."""
+        entry = self._entry("claims", key)
+
+        def test(result: StudyResult) -> Tested:
+            by_group = {name: group for name, group in answers(result).items() if group}
+            if not by_group:
+                return untested(entry["missing"])
+            listed = (
+                words(entry["each"], name=name, yes=a.count("yes"), no=a.count("no"), n=len(a))
+                for name, a in by_group.items()
+            )
+            every = [answer for group in by_group.values() for answer in group]
+            return at_every(every), {"groups": "; ".join(listed)}
+
+        return self.claim(key)(test)
 
     def figure(self, key: str, rows: Rows, **more: Any) -> Figure:
         """A figure of these rows."""

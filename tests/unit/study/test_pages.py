@@ -30,6 +30,12 @@ why = '''
 yes if they
 do'''
 
+[claims.everywhere]
+text = "Norms grow everywhere."
+each = "{name}: {yes} of {n}, not at {no}"
+missing = "none was read"
+why = "yes if all do"
+
 [claims.large]
 text = "Norms are large."
 seen = "at {yes} of {n} layers"
@@ -87,6 +93,16 @@ def test_a_claim_gets_its_words_unless_the_test_gives_a_verdict(page):
     untested = Verdict("not tested", "no rows")
     assert page.claim("growing")(lambda _: untested)(None) == untested
     assert page.each("large", lambda _: [ROW])(None).seen == "at 1 of 1 layers"
+
+
+def test_a_claim_on_groups_lists_them_and_holds_if_all_do(page):
+    def verdict(**groups):
+        return page.groups("everywhere", lambda _: groups)(None)
+
+    mixed = verdict(a=["yes", "no"], b=["yes"], empty=[])
+    assert (mixed.agrees, mixed.seen) == ("partly", "a: 1 of 2, not at 1; b: 1 of 1, not at 0")
+    assert verdict(a=["yes"]).agrees == "yes"
+    assert verdict(empty=[]) == Verdict("not tested", "none was read")
 
 
 def test_figures_tables_and_the_study_take_their_looks_from_the_file(page):
