@@ -34,7 +34,7 @@ from layerleap.stream.examples import Sampling
 from layerleap_papers.beyond_the_top1.guesses import guesses
 from layerleap_papers.beyond_the_top1.tau import Cell, against_walk
 from layerleap_papers.embedding_space.inner_products import keep_best
-from layerleap_papers.embedding_space.pairs import Depth
+from layerleap_papers.embedding_space.overlaps import Depth
 from made_evidence import made
 from made_saturation import ignorant, saturation
 from tiny_models import sentences, tiny

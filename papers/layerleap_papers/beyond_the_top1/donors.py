@@ -185,8 +185,8 @@ class _Unsettled:
 
         -1 where there is none except the recipient.
         """
-        wanted = (layer * self.width + pairs.token).numpy()
-        low, high = (np.searchsorted(self.key, wanted, side) for side in ("left", "right"))
+        keys = (layer * self.width + pairs.token).numpy()
+        low, high = (np.searchsorted(self.key, keys, side) for side in ("left", "right"))
         margins = self.margins[pairs.donor, layer].numpy()
         rows = torch.full((len(pairs.donor),), -1)
         for pair, (start, stop) in enumerate(zip(low, high, strict=True)):

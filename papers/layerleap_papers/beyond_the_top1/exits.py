@@ -14,30 +14,17 @@ import torch
 from torch import Tensor
 
 from layerleap import ShortcutBank, StudyResult, study
-from layerleap.act.exits import (
-    Cost,
-    Family,
-    Fixed,
-    Learned,
-    Never,
-    Oracle,
-    Patience,
-    Rule,
-    Similarity,
-    Task,
-    family,
-    measure_cost,
-    replay,
-    split,
-)
+from layerleap.act import exits
+from layerleap.act.exits import Cost, Never, Rule
 from layerleap.errors import TooFewRows
 from layerleap.lens import SHARE, CellSampling, TaskProbe, finite, mean_interval
-from layerleap.study import above, all_of, difference, exits as replayed, untested
+from layerleap.study import Page, above, all_of, difference, exits as replayed, in_words, untested
 from layerleap_papers.beyond_the_top1.live_exits import live_exits, prompts_of
-from layerleap_papers.beyond_the_top1.order import interval
 from layerleap_papers.beyond_the_top1.rows import SaturationData, SomeStates, numbers
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
+PAGE = Page(__file__)
+MAPS = ("logit", "linear")
 TARGET = 0.95  # the agreement at which rules are compared in words, and timed
 RULES = ("task", "gap", "similarity", "patience", "learned")
 PROMPT = 8  # tokens of a prompt
@@ -60,7 +47,7 @@ class Judged:
             return [{"accuracy": None, "accuracy_low": None, "accuracy_high": None}] * len(rules)
         right = []
         for rule in rules:
-            column = replay(rule, evidence).layer.long()[:, None]  # evidence has every layer
+            column = exits.replay(rule, evidence).layer.long()[:, None]  # evidence has every layer
             right.append(evidence.top.gather(1, column)[:, 0].long() == self.gold.long())
         return [
             {
@@ -76,10 +63,9 @@ class Judged:
 def task_exits(
     data: SaturationData, costs: Mapping[str, Cost], *, cells: int = 3000, seed: int = 0
 ) -> tuple[study.Tables, dict[str, Judged], Rules]:
-    """Every rule through every lens that has a cost; `BadSettings` or `BadText` with too few rows.
+    """Tables of every rule through every lens that has a cost, and what they were made from.
 
-    The probe is trained on up to `cells` (row, layer). Returns the tables, what they were made
-    from, and by lens and name the rules that save most at an agreement of `TARGET`.
+    And, by lens and name, the rules that save most at an agreement of `TARGET`.
     """
     judged = {lens: _judged(data, lens, cost, cells, seed) for lens, cost in costs.items()}
     made = replayed.exit_tables({lens: one.rows for lens, one in judged.items()})
@@ -94,19 +80,22 @@ def task_exits(
                 rules[lens, row["rule"]] = rule = one.rows.families[row["rule"]].at(row["knob"])
                 row["accuracy"] = one.accuracy([rule])[0]["accuracy"]
     first = next(iter(judged.values()))
-    probes = [
-        {"lens": lens, **one.probe.data, "layers": list(one.probe.layers)}
-        for lens, one in judged.items()
-    ]
-    about = {**made["cost"], **first.accuracy([Never()])[0]}
-    tables = {"exits": made["curves"], "exits_saved": made["saved"], "exits_about": [about]}
-    return {**tables, "exits_probes": probes}, judged, rules
+    tables = {
+        "exits": made["curves"],
+        "exits_saved": made["saved"],
+        "exits_about": [{**made["cost"], **first.accuracy([Never()])[0]}],
+        "exits_probes": [
+            {"lens": lens, **one.probe.data, "layers": list(one.probe.layers)}
+            for lens, one in judged.items()
+        ],
+    }
+    return tables, judged, rules
 
 
 def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) -> Judged:
     """The rows of one lens, divided, and what is trained on some of them."""
     whole = data.evidence[lens]
-    train, _ = split(whole, (1 / 3, 2 / 3), seed=seed)
+    train, _ = exits.split(whole, (1 / 3, 2 / 3), seed=seed)
     is_train = torch.isin(whole.document, train.document.unique())
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
@@ -118,36 +107,36 @@ def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) 
     if len(rest) < 2:
         raise TooFewRows(f"{len(rest)} rows are left to judge rules by; read more texts")
     families = {
-        "task": family(Task, probe=probe),
+        "task": exits.family(exits.Task, probe=probe),
         "gap": replayed.gap_family(whole),
-        "similarity": family(Similarity),
-        "patience": family(Patience),
-        "learned": Learned.train(train),
+        "similarity": exits.family(exits.Similarity),
+        "patience": exits.family(exits.Patience),
+        "learned": exits.Learned.train(train),
     }
     return Judged(
         replayed.Lensed(rest, cost, train, rest, families, seed=seed), data.gold[others], probe
     )
 
 
-def _member(row: study.Row, families: Mapping[str, Family]) -> Rule:
+def _member(row: study.Row, families: Mapping[str, exits.Family]) -> Rule:
     if row["rule"] == "oracle":
-        return Oracle()
+        return exits.Oracle()
     if row["rule"] == "fixed":
-        return Fixed(int(row["knob"]))
+        return exits.Fixed(int(row["knob"]))
     return families[row["rule"]].at(row["knob"])
 
 
 def costs_of(data: SaturationData, bank: ShortcutBank | None, tokens: int) -> dict[str, Cost]:
     """By lens, what blocks, maps and heads cost in a text of so many tokens."""
-    costs = {}
-    for lens in data.lenses:
-        cost = measure_cost(
+    costs = {
+        lens: exits.measure_cost(
             data.transformer, tokens=tokens, bank=bank if lens == "linear" else None
         )
-        if data.transformer.kind != "next-token":  # one answer takes the whole input
-            cost = replace(cost, blocks=tuple(cost.context * block for block in cost.blocks))
-        costs[lens] = cost
-    return costs
+        for lens in data.lenses
+    }
+    if data.transformer.kind == "next-token":
+        return costs
+    return {lens: cost.per_text() for lens, cost in costs.items()}
 
 
 def _run(context: SaturationContext) -> study.Tables:
@@ -188,9 +177,6 @@ def _texts(context: SaturationContext, rules: Rules, prompts: list[Tensor]) -> l
     return replayed.early_texts(context.model, banks, shown, prompts[0][0].tolist())
 
 
-# In words.
-
-
 def saved_by_rule(result: StudyResult, lens: str) -> dict[str, study.Row]:
     """Layers saved at an agreement of `TARGET`, by rule, as estimates."""
     rows = result.rows("exits_saved", map=lens, target=TARGET)
@@ -217,86 +203,55 @@ def compared(task: study.Row, others: list[study.Row]) -> str:
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     n_layers = result.model["n_layers"]
-    for lens in ("logit", "linear"):
+    for lens in MAPS:
         saved = saved_by_rule(result, lens)
         if not saved:
             continue
         ranked = sorted(saved.values(), key=lambda row: -row["value"])
-        listed = "; ".join(
-            f"{row['rule']} {row['value']:.2f}{interval(row, '{:.2f}')}, {flops_words(row)}"
-            for row in ranked
-        )
-        yield (
-            f"At {TARGET:.0%} agreement through {lens}, rules save on average, of {n_layers} "
-            f"layers: {listed}."
-        )
+        listed = "; ".join(f"{row['rule']} {in_words(row)}, {flops_words(row)}" for row in ranked)
+        yield PAGE.say("saved", target=TARGET, lens=lens, n_layers=n_layers, rules=listed)
         task = saved["task"]
         rest = compared(task, [row for row in ranked if row is not task])
-        yield study.Finding(
-            f"At {TARGET:.0%} agreement, exiting by task through {lens} saves {task['value']:.1f} "
-            f"of {n_layers} layers; {rest}.",
-            headline=True,
-        )
+        about = {"task": task, "n_layers": n_layers, "rest": rest}
+        yield PAGE.say("task", target=TARGET, lens=lens, **about)
     (about,) = result.rows("exits_about")
     if about["accuracy"] is not None:
-        yield (
-            f"The full model is right in {about['accuracy']:.1%} of {about['accuracy_rows']:,} "
-            "positions with a known answer."
-        )
-    yield from _promises(result.rows("calibrated"))
-    yield from _speeds([row for row in result.rows("live") if row["rule"] != "never"])
+        yield PAGE.say("accuracy", about=about)
+    if rows := result.rows("calibrated"):
+        yield _promises(rows)
+    if rows := [row for row in result.rows("live") if row["rule"] != "never"]:
+        yield _speeds(rows)
 
 
-def _promises(rows: list[study.Row]) -> Iterator[study.Said]:
-    if not rows:
-        return
+def _promises(rows: list[study.Row]) -> study.Said:
     broken = [f"{row['rule']} through {row['map']}" for row in rows if not row["holds"]]
     never = sum(row["knob"] is None for row in rows)
-    text = (
-        f"On fresh rows, {len(rows) - never - len(broken)} of {len(rows)} calibrated thresholds "
-        "keep their promise, as far as can be told"
-    )
-    text += f"; {never} keep it by never exiting" if never else ""
-    text += f"; broken by {', '.join(broken)}" if broken else ""
-    yield study.Finding(f"{text}.", under="calibrated")
+    rest = f"; {never} keep it by never exiting" if never else ""
+    rest += f"; broken by {', '.join(broken)}" if broken else ""
+    return PAGE.say("promises", yes=len(rows) - never - len(broken), n=len(rows), rest=rest)
 
 
-def _speeds(rows: list[study.Row]) -> Iterator[study.Said]:
-    if not rows:
-        return
+def _speeds(rows: list[study.Row]) -> study.Said:
     best = max(rows, key=lambda row: row["speed"])
-    text = (
-        f"Timed with thresholds that agree in {TARGET:.0%} of replayed positions, the fastest of "
-        f"{len(rows)} rules ({best['rule']} through {best['map']}) decodes {best['speed']:.2f}"
-        f"{interval(best, '{:.2f}')} times as fast as the model that never exits"
-    )
-    if not best["is_faster"]:
-        text += ", which is not clearly faster"
+    times = {**best, "value": best["speed"]}
+    rest = "" if best["is_faster"] else ", which is not clearly faster"
     for row in (row for row in rows if row["rule"] == "task"):
-        text += f"; task through {row['map']} {row['speed']:.2f}{interval(row, '{:.2f}')} times"
-    yield study.Finding(f"{text}.")
+        speed = in_words({**row, "value": row["speed"]})
+        rest += f"; task through {row['map']} {speed} times"
+    return PAGE.say("speeds", target=TARGET, n=len(rows), best=best, times=times, rest=rest)
 
 
-@study.claim(
-    "Exiting where the probe says that rank 2 is being decided beats softmax response "
-    "and state similarity."
-)
-def _claim(result: StudyResult) -> study.Verdict:
+@PAGE.claim("task_beats")
+def _claim(result: StudyResult) -> study.Tested:
     saved = saved_by_rule(result, "logit")
     if not saved:
         return untested("early exit could not be studied; see the notes")
     rows = [saved[rule] for rule in ("task", "gap", "similarity")]
-    return study.Verdict(
-        all_of(above(difference(rows[0], row)) for row in rows[1:]),
-        f"layers saved at {TARGET:.0%} agreement through the logit lens: "
-        + ", ".join(f"{row['rule']} {row['value']:.2f} ({flops_words(row)})" for row in rows),
-        "Yes if the interval of the task rule is above those of both other rules.",
-    )
+    listed = ", ".join(f"{row['rule']} {row['value']:.2f} ({flops_words(row)})" for row in rows)
+    answer = all_of(above(difference(rows[0], row)) for row in rows[1:])
+    return answer, {"target": TARGET, "rules": listed}
 
 
-# Figures and tables.
-
-MAPS = ("logit", "linear")
 MEASURES = {"agreement": "agreement", "accuracy": "right answers"}
 
 
@@ -309,51 +264,14 @@ def _full_model(result: StudyResult) -> Iterator[study.Mark]:
                 yield study.Mark("y", about["accuracy"], "full model", panel=panel)
 
 
-SAMPLE = (
-    "none of which trained the probe or the learned rule; 95 % bands, over documents; "
-    "thresholds for a wanted agreement are chosen on these positions"
-)
-# The gap rule is that of another paper.
-LINES = {**replayed.RULE_LINES, "gap": replace(replayed.RULE_LINES["gap"], label="gap")}
-
-
-def _figure(key: str, title: str, how: str, x: study.Axis, marks: Marks) -> study.Figure:
-    column = "flops" if x.scale == "times" else "layers"
-    return study.Figure(
+def _figure(key: str, column: str, marks: Marks) -> study.Figure:
+    return PAGE.figure(
         key,
-        title,
-        how,
         lambda result: replayed.exit_rows(result, column, maps=MAPS, measures=MEASURES),
-        x=x,
-        y=study.Axis("positions", "share", 0),
-        share_y=False,
-        lines=LINES,
+        # The gap rule is that of another paper.
+        lines={**replayed.RULE_LINES, "gap": replace(replayed.RULE_LINES["gap"], label="gap")},
         marks=marks,
-        columns=2,
-        size=(5.0, 3.6),
-        unit="positions",
-        sample=SAMPLE,
     )
-
-
-FIGURES = (
-    _figure(
-        "exits",
-        "Exits against layers",
-        "Agreement with the full model, and right answers where they are known.",
-        study.Axis("mean layers run per token", "layer"),
-        _full_model,
-    ),
-    _figure(
-        "flops",
-        "Exits against FLOPs",
-        "Right of 1, exiting costs more than it saves: a rule that reads pays for the head at "
-        "every layer, one that looks at states pays for it once.",
-        study.Axis("FLOPs, relative to the full model", "times"),
-        lambda result: [*replayed.FLOPS_MARKS, *_full_model(result)],
-    ),
-    replayed.calibrated_figure(),
-)
 
 
 def _live_rows(result: StudyResult) -> Iterator[study.Row]:
@@ -366,33 +284,18 @@ def _live_rows(result: StudyResult) -> Iterator[study.Row]:
         yield {**row, "accuracy": replayed.get("accuracy")}
 
 
-TABLES = (
-    replayed.saved_table("saved-table"),
-    replayed.calibrated_table(),
-    study.Table(
-        "live-table",
-        "The same rules timed (one text at a time, on this machine; 95 % t intervals over texts)",
-        _live_rows,
-        (
-            study.Column("map", "read through"),
-            study.Column("rule"),
-            study.Column("speed", "speed (never exiting = 1)", "{:.2f}", low="low", high="high"),
-            study.Column("tokens_per_second", "tokens a second", "{:.1f}"),
-            study.Column("layers", "mean exit layer", "{:.1f}"),
-            study.Column("agreement", "agreement (%)", "{:.1f}", 100),
-            study.Column("accuracy", "right, replayed (%)", "{:.1f}", 100),
-            study.Column("tokens", form="{:,.0f}"),
-        ),
-    ),
-)
-SECTION = study.Section(
+SECTION = PAGE.section(
     "exits",
-    "Exiting by task",
     _run,
-    "If the probe says that rank 2 or later is being decided, the top token has saturated and the "
-    "model may stop. All rules are replayed on the same positions; blocks, heads, maps and checks "
-    "are counted. The oracle knows the answer.",
-    help="exiting by task, beside other rules",
     findings=_findings,
-    shows=(_claim, *FIGURES, *TABLES, study.Texts("texts")),
+    shows=(
+        _claim,
+        _figure("exits", "layers", _full_model),
+        _figure("flops", "flops", lambda r: [*replayed.FLOPS_MARKS, *_full_model(r)]),
+        replayed.calibrated_figure(),
+        replayed.saved_table("saved-table"),
+        replayed.calibrated_table(),
+        PAGE.table("live-table", _live_rows),
+        study.Texts("texts"),
+    ),
 )

@@ -11,7 +11,7 @@ those of one document are not, so intervals are over documents.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,27 +20,20 @@ from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 from layerleap.lens import DIFFERENCE, SHARE, Documents, Saturation, finite, mean_interval
-from layerleap.study import above, all_of, bounded, confirmed, p_words, pick, untested
-from layerleap_papers.beyond_the_top1.order import interval
+from layerleap.study import Page, above, all_of, bounded, confirmed, p_words, pick, untested
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
+PAGE = Page(__file__)
 PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers
 NEEDED = 5.0  # expected right and wrong guesses in each group: the z-test's own rule
 
 
 def guesses(
-    saturation: Saturation,
-    *,
-    lead: int = PAPER_LEAD,
-    ranks: Sequence[int] = (2, 3, 4),
+    saturation: Saturation, *, lead: int = PAPER_LEAD, ranks: Sequence[int] = (2, 3, 4)
 ) -> list[study.Row]:
-    """Early against late runners-up among the rows whose top token is wrong, one row per rank.
-
-    Early tokens saturated at least `lead` layers before the end. Rows whose right answer is unknown
-    are left out.
-    """
+    """Early against late runners-up among the rows whose top token is wrong, one row per rank."""
     _require(saturation, lead, ranks)
-    known = saturation.rows(saturation.gold >= 0)
+    known = saturation.rows(saturation.gold >= 0)  # -1: the right answer is unknown
     wrong = known.rows(known.tokens[:, 0] != known.gold)
     if not len(wrong):
         raise BadText(
@@ -130,53 +123,40 @@ def _gap(sums: Tensor) -> Tensor:
 def _share(group: str, right: Tensor, documents: Tensor) -> study.Row:
     """Share of right guesses with its interval."""
     n, hits = len(right), int(right.sum())
-    found = mean_interval(right[:, None], documents, SHARE)[0] if n else None
-    low, high = (None, None) if found is None else (found.low, found.high)
-    values = {
-        "value": hits / n if n else None,
-        "low": low,
-        "high": high,
-        "right": hits,
-        "wrong": n - hits,
-        "rows": n,
-    }
+    values: study.Row = {"value": None, "low": None, "high": None}
+    if n:
+        interval = mean_interval(right[:, None], documents, SHARE)[0]
+        values = {"value": hits / n, "low": interval.low, "high": interval.high}
+    values |= {"right": hits, "wrong": n - hits, "rows": n}
     return {f"{group}_{key}": value for key, value in values.items()}
 
 
 def words(row: study.Row) -> str:
     """One rank: counts, the test and its answer."""
     lead = "a layer" if row["lead"] == 1 else f"{row['lead']} layers"
-    text = (
-        f"Rank {row['rank']}, where the top token is wrong: of the tokens that saturated {lead} or "
-        f"more before the end, {row['early_right']:,} of {row['early_rows']:,} are right; of those "
-        f"that only the last block put there, {row['late_right']:,} of {row['late_rows']:,}"
-    )
     if row["p"] is None:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"
-        return f"{text}. Too few are right to test this; {more} are needed."
-    difference = f"{row['difference']:+.1%}{interval(row, '{:+.1%}')}"
-    text += f". The difference is {difference}, {p_words(row['p'])}: "
-    if row["early_are"] is None:
-        return text + "a single document cannot tell how documents differ."
-    return f"{text}early tokens are {row['early_are']}."
+        test = f"Too few are right to test this; {more} are needed."
+    else:
+        ends = "" if row["low"] is None else f" ({row['low']:+.1%} to {row['high']:+.1%})"
+        test = f"The difference is {row['difference']:+.1%}{ends}, {p_words(row['p'])}: "
+        answer = row["early_are"] and f"early tokens are {row['early_are']}."
+        test += answer or "a single document cannot tell how documents differ."
+    return str(PAGE.say("guesses", row=row, lead=lead, test=test))
 
 
-@study.claim("Where the top token is wrong, a runner-up that saturated early is right more often.")
-def _claim(result: StudyResult) -> study.Verdict:
+@PAGE.claim("guesses")
+def _claim(result: StudyResult) -> study.Tested:
     rows = result.rows("guesses", lens="logit", p=study.KNOWN)
     if not rows:
         return untested("too few rows to test; the findings say how many are needed")
-    answers = [confirmed(above(row), row["p"] <= study.LEVEL) for row in rows]
-    seen = "; ".join(
+    listed = "; ".join(
         f"rank {row['rank']}: {row['early_value']:.1%} early, {row['late_value']:.1%} late "
         f"({p_words(row['p'])})"
         for row in rows
     )
-    why = (
-        "For every rank that could be tested, the interval of the difference must be above 0, and "
-        "p at most 0.05."
-    )
-    return study.Verdict(all_of(answers), seen, why)
+    answers = (confirmed(above(row), row["p"] <= study.LEVEL) for row in rows)
+    return all_of(answers), {"shares": listed}
 
 
 def _run(context: SaturationContext) -> study.Tables:
@@ -188,38 +168,11 @@ def _run(context: SaturationContext) -> study.Tables:
     )
 
 
-def _findings(result: StudyResult) -> Iterator[study.Said]:
-    for row in result.rows("guesses"):
-        yield (f"Through {row['lens']}: {words(row)}")
-
-
-SECTION = study.Section(
+SECTION = PAGE.section(
     "guesses",
-    "Better guesses",
     _run,
-    "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often if "
-    "it saturated early than if only the last block put it there?",
-    help="early runners-up",
-    findings=_findings,
-    shows=(
-        _claim,
-        study.Table(
-            "guesses-table",
-            "Right answers among runners-up; a dash: too few of them to test",
-            pick("guesses"),
-            (
-                study.Column("lens", "through"),
-                study.Column("rank", form="{:.0f}"),
-                study.Column(
-                    "early_value", "right if early (%)", "{:.1f}", 100, "early_low", "early_high"
-                ),
-                study.Column(
-                    "late_value", "right if late (%)", "{:.1f}", 100, "late_low", "late_high"
-                ),
-                study.Column("difference", "difference (points)", "{:+.1f}", 100, "low", "high"),
-                study.P_VALUE,
-                study.Column("wrong", "positions", "{:,.0f}"),
-            ),
-        ),
-    ),
+    findings=lambda result: [
+        f"Through {row['lens']}: {words(row)}" for row in result.rows("guesses")
+    ],
+    shows=(_claim, PAGE.table("guesses-table", pick("guesses"))),
 )

@@ -36,13 +36,8 @@ from layerleap_papers.beyond_the_top1.rows import SaturationData
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 from layerleap_papers.beyond_the_top1.trial_runs import Runner
 
-BY_DEFINITION = (
-    "At offset -1 a donor cannot succeed: one layer before its saturation layer its state reads as "
-    "another token. From offset 0 on it reads as the right token, so it succeeds unless later "
-    "blocks change that, or the recipient already read so one layer before. The step at 0 is "
-    "therefore not a finding. How much more often the donor succeeds than the control "
-    "'unsaturated', which reads as the same token with the same margin, is one."
-)
+PAGE = study.Page(__file__)
+BY_DEFINITION = str(PAGE.say("by_definition"))
 THIS, UNTRAINED = "this model", "untrained twin"
 
 
@@ -197,65 +192,42 @@ def words(contrast: study.Row | None, pairs: int) -> str:
         return f"no state to compare donors with was found among {pairs} pairs"
     more = "more often than" if study.above(contrast) == "yes" else "not clearly more often than"
     verdict = "less often than" if study.below(contrast) == "yes" else more
-    return (
-        f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
-        f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
-        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, {p_words(contrast['p'])}"
-    )
+    return str(PAGE.say("contrast", row=contrast, verdict=verdict, p=p_words(contrast["p"])))
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     (about,) = result.rows("intervention_runs")
     text = words(result.row("contrasts", offset=0), about["pairs"])
-    yield (f"{text[:1].upper()}{text[1:]}.")
-    yield (BY_DEFINITION)
-    outcome = "changes nothing" if about["identical"] else "CHANGED THE RUN: do not trust this"
-    yield (f"Patching in a row's own state {outcome}.")
+    yield f"{text[:1].upper()}{text[1:]}."
+    yield BY_DEFINITION
+    yield PAGE.say("no_op" if about["identical"] else "no_op_changes")
     for control in result.rows("twin_intervention_runs"):
         text = words(result.row("twin_contrasts", offset=0), control["pairs"])
-        yield (f"In the untrained twin, {text}.")
+        yield f"In the untrained twin, {text}."
 
 
-@study.claim(
-    "A state patched into another text makes it saturate there, from the donor's "
-    "saturation layer on and not before."
-)
-def _step(result: StudyResult) -> study.Verdict:
+@PAGE.claim("step")
+def _step(result: StudyResult) -> study.Tested:
     before, at = (result.row("intervention", kind="donor", offset=offset) for offset in (-1, 0))
     if before is None or at is None:
         return study.untested("no pair has both offsets")
-    shares = [
-        {"value": row["share"], "low": row["low"], "high": row["high"]} for row in (at, before)
-    ]
-    return study.Verdict(
-        study.above(study.difference(*shares)),
-        f"{before['share']:.0%} one layer before, {at['share']:.0%} at it, {at['pairs']} pairs",
-        "Yes if the difference is clearly above 0. Mostly true by definition: see the next claim.",
-    )
+    shares = ({**row, "value": row["share"]} for row in (at, before))
+    return study.above(study.difference(*shares)), {"before": before, "at": at}
 
 
-@study.claim("What makes it stay is that the donor's state is saturated.")
-def _saturated(result: StudyResult) -> study.Verdict:
+@PAGE.claim("saturated")
+def _saturated(result: StudyResult) -> study.Tested:
     at, control = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
     if at is None or at["low"] is None:
         return study.untested("no states to compare donors with, or too few documents")
-    seen = (
-        f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
-        f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
-    )
-    answers = [
-        study.confirmed(study.above(at), at["p"] <= study.LEVEL)
-    ]  # intervals of few documents are narrow
+    # Intervals of few documents are narrow, so p decides as well.
+    answers = [study.confirmed(study.above(at), at["p"] <= study.LEVEL)]
+    untrained = ""
     if control is not None:
-        seen += f"; in the untrained twin {control['donor']:.0%} and {control['control']:.0%}"
-        values = [{**row, "value": row["difference"]} for row in (at, control)]
+        untrained = f"; in the untrained twin {control['donor']:.0%} and {control['control']:.0%}"
+        values = ({**row, "value": row["difference"]} for row in (at, control))
         answers.append(study.above(study.difference(*values)))
-    return study.Verdict(
-        study.all_of(answers),
-        seen,
-        "Yes if the difference is clearly above 0, with p at most 0.05, and, where there is an "
-        "untrained twin, clearly larger than its difference; partly if only some of these hold.",
-    )
+    return study.all_of(answers), {"at": at, "p": p_words(at["p"]), "untrained": untrained}
 
 
 def _rows(result: StudyResult) -> Iterator[study.Row]:
@@ -273,56 +245,14 @@ def _rows(result: StudyResult) -> Iterator[study.Row]:
                 }
 
 
-FIGURES = (
-    study.Figure(
-        "intervention",
-        "A saturated state in another text",
-        "The state of a donor is patched into a recipient that ends with the same token. At offset "
-        "-1, shaded, a donor cannot succeed.",
-        _rows,
-        x=study.Axis("layers after the donor's saturation layer"),
-        y=study.Axis("pairs that saturate at the patch", "share"),
-        columns=2,
-        size=(5.0, 4.0),
-        lines={
-            "donor": study.Line("donor: saturated", "blue", band=0.12),
-            "unsaturated": study.Line(
-                "reads the same, not saturated", "orange", "s", "dashed", 0.12
-            ),
-            "copy": study.Line("another row's state", "olive", "^", "dashed", 0.12),
-            "random": study.Line("random direction", "pink", "v", "dashed", 0.12),
-            "no-op": study.Line("its own state", "black", "D", "dashed", 0.12),
-        },
-        marks=lambda _: [study.Mark("x", -1.25, to=-0.75)],
-        unit="pairs",
-        sample="95 % intervals (Wilson)",
-    ),
-)
-TABLES = (
-    study.Table(
-        "contrasts-table",
-        "How often the token stays: the donor beside the control that reads the same, on the same "
-        "pairs",
-        study.pick("contrasts", "twin_contrasts"),
-        (
-            study.Column("model"),
-            study.Column("offset", form="{:.0f}"),
-            study.Column("donor", "donor (%)", "{:.0f}", 100),
-            study.Column("control", "unsaturated (%)", "{:.0f}", 100),
-            study.Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
-            study.P_VALUE,
-            study.Column("donor_margin", "margin of the donor", "{:.2f}"),
-            study.Column("control_margin", "of the control", "{:.2f}"),
-            study.Column("pairs", form="{:.0f}"),
-        ),
-    ),
-)
-SECTION = study.Section(
+SECTION = PAGE.section(
     "intervention",
-    "Does a saturated state stay saturated elsewhere?",
     lambda context: tables_of(context, context.observed, THIS),
-    "Success means that the recipient ends with its own top token and saturates at the patch.",
-    help="states patched into other texts",
     findings=_findings,
-    shows=(_step, _saturated, *FIGURES, *TABLES),
+    shows=(
+        _step,
+        _saturated,
+        PAGE.figure("intervention", _rows),
+        PAGE.table("contrasts-table", study.pick("contrasts", "twin_contrasts")),
+    ),
 )

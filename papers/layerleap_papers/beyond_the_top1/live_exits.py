@@ -25,6 +25,7 @@ from layerleap.stream import Batch
 from layerleap.study import Row, generates_text
 
 SHORTEST = 4  # tokens of a prompt
+GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "pad_token_id": 0}
 
 
 def prompts_of(
@@ -32,8 +33,7 @@ def prompts_of(
 ) -> list[Tensor]:
     """The beginnings of up to n texts, each from another document: (1, length) each.
 
-    They are drawn from all batches, because these may be sorted by length; documents in `without`
-    are left out.
+    They are drawn from all batches, because these may be sorted by length.
     """
     beginnings: dict[int, list[Tensor]] = {}
     for batch in batches:
@@ -59,10 +59,7 @@ def live_exits(
     tokens: int = 24,
     progress: Progress = silent,
 ) -> list[Row]:
-    """One row per lens and rule, after one for the model that never exits.
-
-    The bank is that of the lens "linear", if rules read through it; rules are by lens and name.
-    """
+    """One row per lens and rule, after one for the model that never exits."""
     if not generates_text(transformer):
         raise BadSettings(f"{transformer.identity.name} does not generate text token by token")
     _decode(transformer, None, Never(), prompts[:1], tokens)
@@ -89,24 +86,14 @@ def _decode(
     model, stats = transformer.model, []
     for ids in prompts:
         entry = ids.to(model.device)
-        model.generate(
-            entry,
-            attention_mask=torch.ones_like(entry),
-            custom_generate=decoding,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            pad_token_id=0,
-        )
+        mask, lengths = torch.ones_like(entry), {"min_new_tokens": tokens, "max_new_tokens": tokens}
+        model.generate(entry, attention_mask=mask, custom_generate=decoding, **GREEDY, **lengths)
         stats += decoding.stats
     return stats
 
 
 def _row(
-    lens: str, name: str, own: list[DecodingStats], full: list[DecodingStats], rules: int
+    lens: str, name: str, texts: list[DecodingStats], full: list[DecodingStats], rules: int
 ) -> Row:
     """Speed relative to the full model: the geometric mean over texts, with its t interval.
 
@@ -114,7 +101,7 @@ def _row(
     because chance favours the fastest of many.
     """
     ratios = torch.tensor(
-        [b.seconds / a.seconds for a, b in zip(own, full, strict=True)], dtype=torch.float64
+        [b.seconds / a.seconds for a, b in zip(texts, full, strict=True)], dtype=torch.float64
     ).log()
     mean, n = float(ratios.mean()), len(ratios)
     low = high = None
@@ -126,9 +113,9 @@ def _row(
         low, high = math.exp(mean - reach), math.exp(mean + reach)
         is_faster = mean > float(student.ppf(1 - 0.025 / rules, n - 1)) * error
     # The first token of each text comes from the prompt's pass, which is always run to the end.
-    after = sum(one.tokens - 1 for one in own)
-    wrong = sum(one.compared - one.agreed for one in own)
-    known = all(one.agreement is not None for one in own)
+    after = sum(one.tokens - 1 for one in texts)
+    wrong = sum(one.compared - one.agreed for one in texts)
+    known = all(one.agreement is not None for one in texts)
     return {
         "map": lens,
         "rule": name,
@@ -138,7 +125,7 @@ def _row(
         "is_faster": is_faster,
         "texts": n,
         "tokens": after,
-        "tokens_per_second": after / sum(one.seconds for one in own),
-        "layers": sum(sum(one.layers[1:]) for one in own) / after,
+        "tokens_per_second": after / sum(one.seconds for one in texts),
+        "layers": sum(sum(one.layers[1:]) for one in texts) / after,
         "agreement": 1 - wrong / after if known else None,
     }

@@ -21,7 +21,7 @@ from torch import Tensor
 from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens import RandomWalk, Saturation, mean_interval
-from layerleap.study import above, all_of, confirmed, estimate, opposite, points, untested
+from layerleap.study import Page, above, all_of, confirmed, opposite, points, untested
 from layerleap_papers.beyond_the_top1.rows import SaturationData
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 from layerleap_papers.beyond_the_top1.tau import (
@@ -32,6 +32,7 @@ from layerleap_papers.beyond_the_top1.tau import (
     taus,
 )
 
+PAGE = Page(__file__)
 FEWEST_DOCUMENTS = 5  # with fewer, swapping whole documents cannot give p <= 0.05
 FILTER_DEPTH = 0.85  # the paper's filter keeps rows with s_1 up to this share of the depth
 NEEDED = 30  # rows with a tau, for a test to be made
@@ -43,9 +44,7 @@ def described(saturation: Saturation, walk: RandomWalk | None = None) -> study.T
     limit = math.floor(FILTER_DEPTH * saturation.n_layers)
     filtered = saturation.layer[:, 0] <= limit
     parts = [(False, saturation), *([(True, saturation.rows(filtered))] if filtered.any() else [])]
-    lens = {"lens": saturation.lens}
     about = {
-        **lens,
         "k": saturation.k,
         "rows": len(saturation),
         "documents": len(saturation.documents.unique()),
@@ -53,24 +52,22 @@ def described(saturation: Saturation, walk: RandomWalk | None = None) -> study.T
         "filter_rows": int(filtered.sum()),
         "filter_share": float(filtered.double().mean()),
     }
-    return {
+    tables = {
         "order": [about],
-        "places": [{**lens, "filtered": f, **row} for f, part in parts for row in _places(part)],
-        "walk_places": [] if walk is None else [{**lens, **r} for r in _places(walk.saturation)],
-        "steps": [{**lens, "filtered": f, **row} for f, part in parts for row in _steps(part)],
-        "ranks": [{**lens, **row} for row in _ranks(saturation)],
-        "histogram": [{**lens, **row} for row in _histogram(saturation)],
+        "places": [{"filtered": f, **row} for f, part in parts for row in _places(part)],
+        "walk_places": [] if walk is None else _places(walk.saturation),
+        "steps": [{"filtered": f, **row} for f, part in parts for row in _steps(part)],
+        "ranks": _ranks(saturation),
+        "histogram": _histogram(saturation),
     }
+    lens = {"lens": saturation.lens}
+    return {name: [{**lens, **row} for row in rows] for name, rows in tables.items()}
 
 
 def tau_tests(
     saturation: Saturation, walk: RandomWalk | None = None, *, draws: int = 999, seed: int = 0
 ) -> list[study.Row]:
-    """Strict tau against both nulls, one row per selection; `BadText` with too few rows.
-
-    Without random walks, order is compared with exchangeable ranks only. P-values are at least
-    1 / (draws + 1).
-    """
+    """Strict tau against both nulls, or exchangeable ranks alone; one row per selection."""
     limit = math.floor(FILTER_DEPTH * saturation.n_layers)
     _require_rows(saturation)
     return [
@@ -81,10 +78,8 @@ def tau_tests(
 
 
 def saturation_places(layers: Tensor, n_layers: int) -> Tensor:
-    """Which rank of a row saturated first, second, ...: (row, k) -> (row, k), from 1.
-
-    Equal layers share the lowest place; NaN for a rank that did not saturate.
-    """
+    """Which rank saturated first, second, ...: (row, k), from 1; NaN where it did not."""
+    # Equal layers share the lowest place.
     earlier = (layers[:, None, :] < layers[:, :, None]).sum(-1)  # (row, k)
     return (earlier + 1.0).where(layers != n_layers, torch.nan)
 
@@ -182,63 +177,32 @@ def _tau(
     return row
 
 
-# In words.
-
-
 def tau_words(tau: study.Row) -> str:
     """One selection, its numbers, and what they mean."""
-    what = _selection(tau)
-    if tau["value"] is None:
-        counts = f"{tau['rows']} positions can be compared and {tau['needed']} are needed"
-        return f"{what}: not tested, {counts}."
-    sample = f"{tau['rows']:,} positions of {tau['documents']:,} documents"
-    null = f"exchangeable ranks give {tau['exchangeable_mean']:+.3f}"
-    parts = [f"{null} (p = {tau['exchangeable_p']:.3g})"]
-    if "walk_mean" not in tau:
-        parts.append("random walks were not made")
-    elif tau["walk_difference"] is None:
-        parts.append("too few random walks can be compared")
-    else:
-        parts.append(
-            f"random walks with the model's step sizes give {tau['walk_mean']:+.3f} where the "
-            f"model has {tau['walk_value']:+.3f} ({tau['walk_rows']:,} positions, "
-            f"{tau['walk_doubles']:,} walks, p = {tau['walk_p']:.3g})"
-        )
-    value = f"strict tau {tau['value']:+.3f}{interval(tau, '{:+.3f}')}, {sample}"
-    return f"{what}: {value}; {', '.join(parts)}: {_answer(tau)}."
-
-
-def _selection(tau: study.Row) -> str:
     early = f" where the top token saturated by layer {tau['limit']}" if tau["filtered"] else ""
-    return f"Ranks {tau['ranks']}{early}"
+    if tau["value"] is None:
+        return str(PAGE.say("tau_untested", tau=tau, early=early))
+    few = "tau_few_walks" if tau.get("walk_difference") is None else "tau_walks"
+    walks = PAGE.say(few if "walk_mean" in tau else "tau_no_walks", tau=tau)
+    return str(PAGE.say("tau", tau=tau, early=early, walks=walks, answer=_answer(tau)))
 
 
 def _answer(tau: study.Row) -> str:
-    if tau["value"] is None:
-        return "too few positions"
     if tau["documents"] < FEWEST_DOCUMENTS:
         return f"{tau['documents']} documents cannot tell, {FEWEST_DOCUMENTS} or more are needed"
-    match tau["beats_exchangeable"], tau["beats_walk"]:
-        case "no", _:
-            return "no more order than chance gives"
-        case "cannot tell", _:
-            return "not clearly more order than chance gives"
-        case _, "yes":
-            return "more order than chance or random walks give"
-        case _, "no":
-            return "more order than chance gives, but no more than random walks"
-    few = tau.get("walk_doubles", 0) < tau["needed"]
-    return "more order than chance gives, " + (
-        f"with too few random walks to compare ({tau.get('walk_doubles', 0)})"
-        if few
-        else "but not clearly more than random walks"
-    )
-
-
-def interval(row: study.Row, form: str) -> str:
-    """The interval of a row in brackets; nothing where it is not known."""
-    low, high = row["low"], row["high"]
-    return "" if low is None else f" ({form.format(low)} to {form.format(high)})"
+    if tau["beats_exchangeable"] != "yes":
+        clearly = "no" if tau["beats_exchangeable"] == "no" else "not clearly"
+        return f"{clearly} more order than chance gives"
+    if tau["beats_walk"] == "yes":
+        return "more order than chance or random walks give"
+    walks = tau.get("walk_doubles", 0)
+    if tau["beats_walk"] == "no":
+        rest = "but no more than random walks"
+    elif walks < tau["needed"]:
+        rest = f"with too few random walks to compare ({walks})"
+    else:
+        rest = "but not clearly more than random walks"
+    return f"more order than chance gives, {rest}"
 
 
 def clear_ranks(steps: Iterable[study.Row]) -> int:
@@ -256,10 +220,7 @@ def steps_words(steps: Sequence[study.Row]) -> str:
     clear = clear_ranks(steps)
     if clear == 1:
         return "Rank 2 does not clearly saturate after rank 1."
-    return (
-        f"Up to rank {clear}, each rank saturates later on average than the one before, with "
-        "intervals above 0; a random walk may do the same."
-    )
+    return str(PAGE.say("steps", rank=clear))
 
 
 def in_order(tau: study.Row | None) -> study.Answer:
@@ -277,53 +238,38 @@ def headline(selections: Sequence[study.Row]) -> str:
     chance, walks = (
         sum(tau[f"beats_{null}"] == "yes" for tau in known) for null in ("exchangeable", "walk")
     )
-    text = (
-        f"ranks saturate in more order than chance gives in {chance} of {len(known)} selections, "
-        f"and in clearly more order than random walks in {walks}"
-    )
     few = len(selections) - len(known)
-    return text + (f" ({few} more had too few positions)" if few else "")
+    rest = f" ({few} more had too few positions)" if few else ""
+    return str(PAGE.say("selections", chance=chance, walks=walks, n=len(known), rest=rest))
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("order"):
         lens = about["lens"]
         top = result.rows("ranks", lens=lens)[0]
-        text = (
-            f"Through {lens}, the top token of {1 - top['never']:.0%} of {about['rows']:,} "
-            "positions saturates before the last block"
-        )
-        if top["mean_layer"] is not None:
-            text += f", on average at layer {top['mean_layer']:.1f} of {result.model['n_layers']}"
-        yield study.Finding(f"{text}.", under="histogram")
-        yield (f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}")
+        key = "top_never" if top["mean_layer"] is None else "top"
+        share, n_layers = 1 - top["never"], result.model["n_layers"]
+        yield PAGE.say(key, lens=lens, about=about, share=share, top=top, n_layers=n_layers)
+        yield f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}"
         selections = result.rows("tau", lens=lens)
         for tau in selections:
             yield study.Finding(f"Through {lens}: {tau_words(tau)}", under="tau")
-        yield study.Finding(f"Through {LENSES[lens]}, {headline(selections)}.", headline=True)
+        yield PAGE.say("order", lens=LENSES[lens], selections=headline(selections))
 
-
-# Claims.
 
 TOO_FEW = "too few positions have a rank that saturates; see the notes"
 
 
-@study.claim("The five best tokens saturate in the order of their ranks, beyond chance.")
-def _ordered(result: StudyResult) -> study.Verdict:
+@PAGE.claim("ordered")
+def _ordered(result: StudyResult) -> study.Tested:
     selections = result.rows("tau", lens="logit", value=study.KNOWN)
     if not selections:
         return untested(TOO_FEW)
-    return study.Verdict(
-        all_of(map(in_order, selections)),
-        headline(selections),
-        "Yes if tau is above both nulls in every selection: its interval, and p at most 0.05. "
-        "Partly if it is so in some of them, or only above exchangeable ranks, which the paper "
-        "compares with.",
-    )
+    return all_of(map(in_order, selections)), {"selections": headline(selections)}
 
 
-@study.claim("The mean saturation rank grows with every rank from 1 to 5.")
-def _growing(result: StudyResult) -> study.Verdict:
+@PAGE.claim("growing")
+def _growing(result: StudyResult) -> study.Tested:
     steps = result.rows("steps", lens="logit", filtered=False)
     places = [row["value"] for row in result.rows("places", lens="logit", filtered=False)]
     if None in places or not places:
@@ -331,43 +277,23 @@ def _growing(result: StudyResult) -> study.Verdict:
     grows = all_of(above(step) for step in steps)
     if grows == "yes" and places != sorted(places):
         grows = "partly"
-    return study.Verdict(
-        grows,
-        "steps " + ", ".join(f"{step['value']:+.2f}" for step in steps) + " where both ranks "
-        "saturate; means over all positions where a rank does, "
-        + ", ".join(f"{place:.2f}" for place in places),
-        f"Steps are clearly above 0 up to rank {clear_ranks(steps)}. Yes if the interval of every "
-        "step is above 0 and the means grow as well; partly if only the steps do: the positions "
-        "behind two means are not the same.",
-    )
+    listed = ", ".join(f"{step['value']:+.2f}" for step in steps)
+    means = ", ".join(f"{place:.2f}" for place in places)
+    return grows, {"steps": listed, "means": means, "rank": clear_ranks(steps)}
 
 
-def only_first_three(steps: Sequence[study.Row]) -> study.Verdict:
+def only_first_three(steps: Sequence[study.Row]) -> study.Tested:
     """Whether ranks 1 to 3 saturate in order, and later ones do not."""
     steps = [row for row in steps if not row["filtered"]]
     first = all_of(above(step) for step in steps[:2])
     later = all_of(above(step) for step in steps[2:])
     answer = first if first != "yes" else all_of([first, opposite(later)])
-    return study.Verdict(
-        answer,
-        steps_words(steps),
-        "Yes if the steps from rank 1 to 2 to 3 have their intervals above 0, and later steps have "
-        "theirs at or below 0; partly if later steps are above 0 too.",
-    )
+    return answer, {"steps": steps_words(steps)}
 
 
-CLAIMS = (
-    _ordered,
-    _growing,
-    study.Claim(
-        "In speech, only the first three ranks saturate in order.",
-        lambda result: only_first_three(result.rows("steps", lens="logit")),
-        when=lambda result: bool(result.model["reads"] == "sound"),
-    ),
-)
-
-
-# Figures and tables.
+@PAGE.claim("speech")
+def _speech(result: StudyResult) -> study.Tested:
+    return only_first_three(result.rows("steps", lens="logit"))
 
 
 def _histogram_rows(result: StudyResult) -> Iterator[study.Row]:
@@ -413,115 +339,15 @@ PLACES: dict[str, Any] = {
     "panel": "Through {lens}",
     "words": {"lens": LENSES, "filtered": FILTERED},
 }
-FIGURES = (
-    study.Figure(
-        "places",
-        "Mean saturation rank",
-        "The place of each rank among all ranks of its position, over the positions in which it "
-        "saturates. 'Saturated early' is the paper's filter.",
-        points("places", line="{filtered}", filtered=(False, True), **PLACES)
-        + points("walk_places", line="random walks", **PLACES),
-        "bars",
-        x=study.Axis("rank of the token in the final prediction", "category"),
-        y=study.Axis("mean saturation rank"),
-        unit="positions",
-        columns=2,
-        size=(5.0, 3.7),
-        lines={
-            "all positions": study.Line(colour="blue"),
-            "top token saturated early": study.Line(colour="grey"),
-            "random walks": study.Line(colour="sand"),
-        },
-        sample="95 % intervals, over documents",
-    ),
-    study.Figure(
-        "histogram",
-        "Where ranks saturate",
-        "Share of positions that saturate at each layer. Those at the last layer, in grey and cut "
-        "off where they are too many, never do.",
-        _histogram_rows,
-        "bars",
-        x=study.Axis("saturation layer", "layer"),
-        y=study.Axis("positions", "share"),
-        unit="positions",
-        columns=2,
-        size=(5.0, 1.5),
-        share_y=False,
-        sample="",
-    ),
-    study.Figure(
-        "tau",
-        "Order against two nulls",
-        "Mean over positions of the share of pairs of ranks that are in order, minus the share "
-        "that are not. Ties count as not in order, so chance is below 0.",
-        _tau_dots,
-        "dots",
-        x=study.Axis("strict Kendall tau (1: always in order)"),
-        y=study.Axis("", "category"),
-        unit="positions",
-        size=(9.2, 4.0),
-        lines={
-            "exchangeable": study.Line("exchangeable ranks (95 %)", "pale", style="range"),
-            "walk": study.Line("random walks (mean)", "amber", "D"),
-            "model": study.Line("this model (95 %)", "blue"),
-        },
-        marks=lambda _: [study.Mark("x", 0.0)],
-        sample="95 % intervals, over documents",
-    ),
-)
 
 
-def rank_table(key: str, caption: str, prefix: str = "") -> study.Table:
-    """Where each rank saturates; `prefix` of the tables it is taken from."""
-
-    def rows(result: StudyResult) -> Iterator[study.Row]:
-        for row in result.rows(f"{prefix}ranks"):
-            where = {"lens": row["lens"], "rank": row["rank"]}
-            place = result.row(f"{prefix}places", filtered=False, **where) or {}
-            walk = result.row(f"{prefix}walk_places", **where) or {}
-            yield {**row, **place, **{f"walk_{key}": value for key, value in walk.items()}}
-
-    columns = (
-        study.Column("lens", "map"),
-        study.Column("rank", form="{:.0f}"),
-        study.Column("mean_layer", "mean layer", "{:.1f}"),
-        study.Column("never", form="{:.0f} %", scale=100),
-        estimate("value", "mean place"),
-        study.Column("walk_value", "in a random walk", "{:.2f}", low="walk_low", high="walk_high"),
-        study.Column("rows", "positions", "{:,.0f}"),
-    )
-    return study.Table(key, caption, rows, columns, terminal=not prefix)
-
-
-BEATEN = {**study.GOOD_OR_BAD, "cannot tell": "open"}
-TABLES = (
-    rank_table("ranks-table", "Where each rank of the prediction saturates (place 1 is the first)"),
-    study.Table(
-        "tau-table",
-        "Strict tau and its two nulls. A null is beaten if p is at most 0.05 and the 95 % interval "
-        "over documents is above it",
-        lambda result: [{**row, "selection": name} for name, row in tau_rows(result)],
-        (
-            study.Column("selection"),
-            estimate("value", "tau", "{:.3f}"),
-            study.Column(
-                "exchangeable_mean",
-                "exchangeable",
-                "{:.3f}",
-                low="exchangeable_low",
-                high="exchangeable_high",
-            ),
-            study.Column("exchangeable_p", "p", "{:.3g}"),
-            study.Column("beats_exchangeable", "beaten?", colours=BEATEN),
-            study.Column("walk_value", "same rows", "{:.3f}"),
-            study.Column("walk_mean", "random walks", "{:.3f}"),
-            study.Column("walk_p", "p", "{:.3g}"),
-            study.Column("beats_walk", "beaten?", colours=BEATEN),
-            study.Column("rows", "positions", "{:,.0f}"),
-        ),
-        dense=True,
-    ),
-)
+def rank_rows(result: StudyResult, prefix: str = "") -> Iterator[study.Row]:
+    """Where each rank saturates, beside random walks; `prefix` of the tables it is taken from."""
+    for row in result.rows(f"{prefix}ranks"):
+        where = {"lens": row["lens"], "rank": row["rank"]}
+        place = result.row(f"{prefix}places", filtered=False, **where) or {}
+        walk = result.row(f"{prefix}walk_places", **where) or {}
+        yield {**row, **place, **{f"walk_{key}": value for key, value in walk.items()}}
 
 
 def tables_of(context: SaturationContext, data: SaturationData, where: str = "") -> study.Tables:
@@ -542,16 +368,25 @@ def tables_of(context: SaturationContext, data: SaturationData, where: str = "")
     return tables
 
 
-SECTION = study.Section(
+SECTION = PAGE.section(
     "order",
-    "Do ranks saturate in order?",
     lambda context: tables_of(context, context.observed),
-    "If the ranks of a prediction are decided one after the other, rank 1 should saturate first, "
-    "then rank 2, and so on. Two things make ranks look ordered without that: selecting positions "
-    "by their first rank, and gaps between logits that shrink from rank to rank. So order has to "
-    "beat two nulls: ranks exchanged before anything is selected, and random walks of logits with "
-    "the model's own step sizes.",
-    required=True,
     findings=_findings,
-    shows=(*CLAIMS, *FIGURES, *TABLES),
+    shows=(
+        _ordered,
+        _growing,
+        _speech,
+        PAGE.figure(
+            "places",
+            points("places", line="{filtered}", filtered=(False, True), **PLACES)
+            + points("walk_places", line="random walks", **PLACES),
+        ),
+        PAGE.figure("histogram", _histogram_rows),
+        PAGE.figure("tau", _tau_dots),
+        PAGE.table("ranks-table", rank_rows),
+        PAGE.table(
+            "tau-table",
+            lambda result: [{**row, "selection": name} for name, row in tau_rows(result)],
+        ),
+    ),
 )

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from layerleap import StudyResult, study
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens import CellSampling, ProbeScores, score_probe
-from layerleap.study import above, confirmed, untested
-from layerleap_papers.beyond_the_top1.order import interval
+from layerleap.study import Page, above, confirmed, untested
 from layerleap_papers.beyond_the_top1.saturation_context import SaturationContext
 
+PAGE = Page(__file__)
+READABLE = {"yes": "can be read", "no": "cannot be read", "cannot tell": "cannot clearly be read"}
 FEWEST_PERMUTATIONS = 19  # with fewer no p-value reaches 0.05
 
 
@@ -88,8 +89,8 @@ def _readable(accuracy: study.Row, about: study.Row) -> study.Answer:
     return confirmed(answer, accuracy["p"] <= study.LEVEL and about["control_at_chance"])
 
 
-@study.claim("The rank that is being decided can be told from a single state.")
-def _claim(result: StudyResult) -> study.Verdict:
+@PAGE.claim("probe")
+def _claim(result: StudyResult) -> study.Tested:
     about, row = result.row("probes"), result.row("probe", task=None)
     if about is None or row is None:
         return untested("too few rows for a probe; see the notes")
@@ -98,44 +99,18 @@ def _claim(result: StudyResult) -> study.Verdict:
             f"{row['permutations']} permutations cannot give p <= 0.05; {FEWEST_PERMUTATIONS} or "
             "more can"
         )
-    return study.Verdict(
-        _readable(row, about),
-        f"balanced accuracy {row['value']:.3f} of {about['tasks']} tasks through {about['lens']}; "
-        f"permuted labels {row['null']:.3f}, states without information {row['control']:.3f}",
-        "Yes if the interval over documents is above chance and above permuted labels, p is at "
-        "most 0.05, and states without information are at chance; folds by document.",
-    )
+    return _readable(row, about), {"row": row, "about": about}
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("probes"):
-        lens = about["lens"]
-        row = result.rows("probe", lens=lens)[0]
-        control = (
-            "at chance, as it must be"
-            if about["control_at_chance"]
-            else ("NOT AT CHANCE, so do not trust this probe")
-        )
-        yield (
-            f"Labels through {lens}, {about['tasks']} tasks: balanced accuracy "
-            f"{row['value']:.3f}{interval(row, '{:.3f}')}; chance {row['chance']:.3f}, permuted "
-            f"labels {row['null']:.3f} (p = {row['p']:.3g}, {row['permutations']} permutations), "
-            f"random walks {row['control']:.3f}, {control}. From {about['cells']:,} (position, "
-            f"layer) of {about['documents']:,} documents."
-        )
+        row = result.rows("probe", lens=about["lens"])[0]
+        key = "probe" if about["control_at_chance"] else "probe_control"
+        yield PAGE.say(key, about=about, row=row)
         if about["ambiguous"] > 0:
-            yield (
-                f"{about['ambiguous']:.0%} of labels through {lens} had a choice of tasks, because "
-                "ranks saturated out of order; the first was taken."
-            )
-        words = {"yes": "can be read", "no": "cannot be read"}
-        verdict = words.get(_readable(row, about), "cannot clearly be read")
-        yield study.Finding(
-            f"The rank that is being decided {verdict} off a single state (labels through {lens}): "
-            f"balanced accuracy {row['value']:.2f} on unseen documents, {row['null']:.2f} with "
-            f"permuted labels, {row['control']:.2f} on states without information.",
-            headline=True,
-        )
+            yield PAGE.say("ambiguous", about=about)
+        verdict = READABLE[_readable(row, about)]
+        yield PAGE.say("readable", about=about, row=row, verdict=verdict)
 
 
 def _confusion_rows(result: StudyResult) -> Iterator[study.Row]:
@@ -165,52 +140,9 @@ def _auc_rows(result: StudyResult) -> Iterator[study.Row]:
             yield {**at, "line": "null", "y": row["null"], **null}
 
 
-SAMPLE = "balanced in each layer; folds by document; 95 % intervals, over documents"
-FIGURES = (
-    study.Figure(
-        "probe",
-        "What the probe predicts",
-        "Each row sums to 100 %; the diagonal is right.",
-        _confusion_rows,
-        "heatmap",
-        x=study.Axis("task predicted by the probe"),
-        y=study.Axis("true task"),
-        cell_form="{:.0%}",
-        size=(4.6, 4.1),
-        share_y=False,
-        unit="(position, layer)",
-        sample=SAMPLE,
-    ),
-    study.Figure(
-        "auc",
-        "Each task against the rest",
-        "0.5 is chance. Labels are permuted among positions within each layer. States without "
-        "information are random walks with the model's step sizes.",
-        _auc_rows,
-        "dots",
-        x=study.Axis("task against all others", "category"),
-        y=study.Axis("ROC-AUC on unseen documents"),
-        dodge=True,
-        size=(5.0, 3.7),
-        columns=2,
-        unit="(position, layer)",
-        sample=SAMPLE,
-        marks=lambda _: [study.Mark("y", 0.5)],
-        lines={
-            "control": study.Line("states without information", "amber", "D"),
-            "probe": study.Line("the probe (95 %)", "blue"),
-            "null": study.Line("permuted labels (95 %)", "pale", style="range"),
-        },
-    ),
-)
-SECTION = study.Section(
+SECTION = PAGE.section(
     "probe",
-    "Can the task be read off a state?",
     _run,
-    "A layer between the saturation layers of two ranks is said to work on the next rank: that is "
-    "its task. A logistic regression predicts the task from one state, without knowing the layer.",
-    short="Tasks",
-    help="tasks read off states",
     findings=_findings,
-    shows=(*FIGURES, _claim),
+    shows=(PAGE.figure("probe", _confusion_rows), PAGE.figure("auc", _auc_rows), _claim),
 )

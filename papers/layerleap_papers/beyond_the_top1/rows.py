@@ -120,10 +120,9 @@ def observe(
     total: int | None = None,
     phase: str = "reading",
 ) -> SaturationData:
-    """Run the model over the batches once, and read every row at every layer.
+    """Run the model over the batches once, read every row at every layer, and keep its states.
 
-    States are written to `file`. `walk_share` of the rows get random walks, seeded with `seed`.
-    `total` texts, if known, and `phase` are for `progress`.
+    `walk_share` of the rows get random walks.
     """
     ranks = SaturationObserver(transformer, lenses, k)
     walks = RandomWalks(transformer, lenses, k=k, share=walk_share, seed=seed)

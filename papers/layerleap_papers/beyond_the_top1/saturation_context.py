@@ -23,12 +23,9 @@ class SaturationContext(TextContext[SaturationSettings]):
     def bank(self) -> ShortcutBank | None:
         """The bank given, or one fitted on the text; None if there is nothing to fit on."""
         s, started = self.settings, time.monotonic()
+        assert not isinstance(s.bank, str)  # loaded in `resolved`
         if s.bank is not None:
-            self.note(
-                "The bank was given, so it may have been fitted on documents that are read here."
-            )
-            assert not isinstance(s.bank, str)  # loaded in `resolved`
-            return s.bank
+            return self.judged(s.bank, is_given=True)
         try:
             bank = fit(
                 self.model,
@@ -48,13 +45,7 @@ class SaturationContext(TextContext[SaturationSettings]):
             )
             return None
         self.read("fit", self.text, bank.data, started)
-        deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
-        if deficient:
-            self.note(
-                f"{len(deficient)} of {len(bank.fits)} maps were fitted on fewer independent rows "
-                f"than the {bank.d_model} that they need: fit on more before you judge its maps."
-            )
-        return bank
+        return self.judged(bank, is_given=False)
 
     @property
     def side(self) -> Side:

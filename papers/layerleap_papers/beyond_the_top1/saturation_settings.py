@@ -47,9 +47,7 @@ class SaturationSettings(TextSettings):
         "models, 'all' for speech.",
     )
     bank: ShortcutBank | str | None = option(  # noqa: RUF009
-        None,
-        "Folder or hub name of a bank to read through; fitted when left out.",
-        parse=str,
+        None, "Folder or hub name of a bank to read through; fitted when left out.", parse=str
     )
     k: int = option(5, "How many ranks, 3 or more.", flags=("--ranks", "-k"))
     draws: int = option(999, "Draws of each null of order.")

@@ -65,7 +65,7 @@ class Runner:
         width = batch.keep.shape[1]
         if self.transformer.kind == "next-token":
             width = int(place[:, 1].max()) + 1  # later positions cannot change a causal state
-        queues = [self._queue(text, own) for own in (False, True)]
+        queues = [self._queue(text, no_ops) for no_ops in (False, True)]
         most = 1 + max(int(turn.max()) for _, turn in queues)
         copies = max(1, min(most, self.tokens // (len(texts) * width)))
         rows, n = texts.repeat(copies), len(batch.keep)
@@ -81,14 +81,14 @@ class Runner:
                 slots = (turn[here] - start) * len(texts) + text[now]  # of a copy of its text
                 self._round(recording, slots, now, position[self.trials.pair[now]])
 
-    def _queue(self, text: Tensor, own: bool) -> tuple[Tensor, Tensor]:
+    def _queue(self, text: Tensor, no_ops: bool) -> tuple[Tensor, Tensor]:
         """Trials, low layers first, and the turn of each among those of its text.
 
-        No-ops (`own`) never run beside others: where rows meet in one product, as they do in
+        No-ops never run beside others: where rows meet in one product, as they do in
         experts, a change in another text can show in the last bit.
         """
         is_own = self.trials.kind == KINDS.index("no-op")
-        trials = ((text >= 0) & (is_own == own)).nonzero()[:, 0]
+        trials = ((text >= 0) & (is_own == no_ops)).nonzero()[:, 0]
         trials = trials[self.trials.layer[trials].argsort(stable=True)]
         turns = torch.nn.functional.one_hot(text[trials]).cumsum(0) - 1  # (trial, text)
         return trials, turns.gather(1, text[trials, None])[:, 0]
@@ -100,12 +100,14 @@ class Runner:
         for value in layer.unique().tolist():
             here = layer == value
             patches.append(PatchState(value, h_in[here], at[here], slots[here]))
-        own = self.trials.kind[trials] == KINDS.index("no-op")
+        is_no_op = self.trials.kind[trials] == KINDS.index("no-op")
         rows = {}
         for current, h in run_patched(recording, patches):
             place = (slots.to(h.device), at.to(h.device))
             rows[current] = h[place]
-            self.identical &= torch.equal(rows[current][own], recording.states[current][place][own])
+            self.identical &= torch.equal(
+                rows[current][is_no_op], recording.states[current][place][is_no_op]
+            )
         self._judge(rows, trials)
 
     def _judge(self, rows: Mapping[int, Tensor], trials: Tensor) -> None:
@@ -117,10 +119,10 @@ class Runner:
         right = torch.ones(len(trials), dtype=torch.bool)
         for current in sorted(rows, reverse=True):
             begun = layer <= current
-            asked = (begun & right | (layer == current)).nonzero()[:, 0]
-            agrees = self._tokens(rows[current][asked], current) == token[asked]
-            self.reads[trials[asked]] = agrees  # the last to be written is the patch's own layer
-            right[asked] &= agrees
+            unread = (begun & right | (layer == current)).nonzero()[:, 0]
+            agrees = self._tokens(rows[current][unread], current) == token[unread]
+            self.reads[trials[unread]] = agrees  # the last to be written is the patch's own layer
+            right[unread] &= agrees
         self.stays[trials] = right
 
     def _patches(self, recording: Recording, slots: Tensor, trials: Tensor, at: Tensor) -> Tensor:
@@ -147,11 +149,8 @@ class Runner:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
     def success(self, evidence: Evidence) -> Tensor:
-        """Which trials end with the recipient's token and saturate at the patch: (trial,).
-
-        `evidence` says what unpatched recipients read as.
-        """
-        trials = self.trials
+        """Which trials end with the recipient's token and saturate at the patch: (trial,)."""
+        trials = self.trials  # evidence says what unpatched recipients read as
         before = evidence.top[self.pairs.recipient[trials.pair], trials.layer - 1]
         return self.stays & (before != self.pairs.token[trials.pair])
 

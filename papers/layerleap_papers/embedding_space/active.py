@@ -4,7 +4,7 @@ In: one pass over held-out text. Out: R_k by layer and kind of parameter, agains
 other documents made active; and the section of the study that shows it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -13,145 +13,86 @@ from layerleap import StudyResult, study
 from layerleap.errors import ModelRefused
 from layerleap.lens import DIFFERENCE, SHARE, Documents
 from layerleap.models.weights import refusals
-from layerleap.study import above, at_every, estimate, percent, pick, points, untested
+from layerleap.study import Page, above, at_every, pick, points, untested
 from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.matches import OTHERS, OWN, Matches
-from layerleap_papers.embedding_space.pairs import interval
 from layerleap_papers.embedding_space.passes import BY_SIZE, KEY_WAYS, WAYS
 
+PAGE = Page(__file__)
 LEAD = "lead"
+GAIN = "gain"  # lead of carried states minus lead of states as they are
 PANELS = {way: f"{way[0].upper()}{way[1:]}" for way in WAYS}
-STATES = {"raw": "its own layer's state", "last": "the last layer's state"}
 
 
-def layer_rows(
-    matches: Matches, columns: Mapping[tuple[str, str], Mapping[int, Tensor]], **about: str
-) -> list[study.Row]:
-    """Rows with intervals over documents: each column (state, measure) by layer, and its mean."""
+def share_rows(matches: Matches, *states: str, below: int | None = None) -> list[study.Row]:
+    """Shares and leads of these states by way and layer, and their means over layers.
+
+    With intervals over documents. Of "raw" and "linear" states, also the gain; `below` leaves out
+    that layer and later ones.
+    """
     documents, rows = Documents(matches.documents), []
-    for (state, measure), by_block in columns.items():
-        values = torch.stack([*by_block.values(), torch.stack([*by_block.values()]).mean(0)], dim=1)
-        possible = SHARE if measure in (OWN, OTHERS) else DIFFERENCE
-        for layer, found in zip([*by_block, None], documents.means(values, possible), strict=True):
-            row = {**about, "state": state, "measure": measure, "layer": layer}
-            rows.append({**row, **found.to_dict()})
+    for way in dict.fromkeys(way for way, _ in matches.places):
+        blocks = [b for other, b in matches.places if other == way and (below is None or b < below)]
+        if not blocks:
+            continue
+        columns: dict[tuple[str, str], list[Tensor]] = {}
+        for state in states:
+            for source in (OWN, OTHERS):
+                columns[state, source] = [matches.shares[way, b, state, source] for b in blocks]
+            columns[state, LEAD] = [matches.lead(way, b, state) for b in blocks]
+        if {"raw", "linear"} <= set(states):
+            leads = zip(columns["linear", LEAD], columns["raw", LEAD], strict=True)
+            columns["linear", GAIN] = [linear - raw for linear, raw in leads]
+        for (state, measure), by_block in columns.items():
+            values = torch.stack([*by_block, torch.stack(by_block).mean(0)], dim=1)
+            means = documents.means(values, SHARE if measure in (OWN, OTHERS) else DIFFERENCE)
+            for layer, mean in zip([*blocks, None], means, strict=True):
+                about = {"way": way, "state": state, "measure": measure, "layer": layer}
+                rows.append({**about, **mean.to_dict()})
     return rows
 
 
 def _run(context: EmbeddingContext) -> study.Tables:
-    matches = context.matches
-    if not matches.shares:
+    if not context.matches.shares:
         raise ModelRefused("; ".join(refusals(context.model, 1)))
-    rows: list[study.Row] = []
-    for way in dict.fromkeys(way for way, _ in matches.places):
-        blocks = [block for each, block in matches.places if each == way]
-        columns: dict[tuple[str, str], dict[int, Tensor]] = {}
-        for state in STATES:
-            for source in (OWN, OTHERS):
-                columns[state, source] = {b: matches.shares[way, b, state, source] for b in blocks}
-            columns[state, LEAD] = {b: matches.lead(way, b, state) for b in blocks}
-        rows += layer_rows(matches, columns, way=way)
-    return {"active": rows}
+    return {"active": share_rows(context.matches, "raw", "last")}
 
 
-def ways_of(result: StudyResult) -> list[str]:
-    """The ways to choose vectors that this model allows."""
-    return [way for way in WAYS if result.row("active", way=way)]
+def leads_of(result: StudyResult, way: str, state: str = "raw") -> list[study.Row]:
+    """The lead of a position's own vectors, layer by layer."""
+    return result.rows("active", way=way, state=state, measure=LEAD, layer=study.KNOWN)
 
 
-# --- claims and findings -----------------------------------------------------------------------
-
-
-def _claim(result: StudyResult, *ways: str) -> study.Verdict:
-    found = [way for way in ways if way in ways_of(result)]
-    if not found:
-        return untested("these vectors, or their activity, are not verified in any layer")
-    given = {
-        way: [
-            above(row)
-            for row in result.rows("active", way=way, state="raw", measure=LEAD, layer=study.KNOWN)
-        ]
-        for way in found
-    }
-    seen = "; ".join(
-        f"{way}: clearly more at {own.count('yes')} of {len(own)} layers, clearly fewer at "
-        f"{own.count('no')}"
-        for way, own in given.items()
-    )
-    return study.Verdict(
-        at_every(answer for own in given.values() for answer in own),
-        seen,
-        "yes if the interval of the lead over parameters chosen by other documents is above 0 at "
-        "every layer, partly if at most of them",
+def _claim(key: str, *ways: str) -> study.Claim:
+    return PAGE.groups(
+        key, lambda result: {way: [above(row) for row in leads_of(result, way)] for way in ways}
     )
 
 
-@study.claim(
-    "The most active FFN values of late layers name tokens of the last state, more often "
-    "than by chance."
-)
-def _last(result: StudyResult) -> study.Verdict:
-    rows = result.rows("active", way=BY_SIZE, state="last", measure=LEAD, layer=study.KNOWN)
+@PAGE.claim("active_last")
+def _last(result: StudyResult) -> study.Tested:
+    rows = leads_of(result, BY_SIZE, "last")
     if not rows:
         return untested("FFN values, or their activity, are not verified in any layer")
     late = rows[-max(1, round(len(rows) / 3)) :]
-    given = [above(row) for row in late]
-    return study.Verdict(
-        at_every(given),
-        f"clearly more at {given.count('yes')} of the last {len(late)} layers: "
-        f"{percent(min(row['value'] for row in late), 1)} to "
-        f"{percent(max(row['value'] for row in late), 1)} more",
-        "yes if the intervals of the lead at all layers of the last third are above 0, partly if "
-        "those of most are",
-    )
+    answers, values = [above(row) for row in late], [row["value"] for row in late]
+    yes, ends = answers.count("yes"), {"least": min(values), "most": max(values)}
+    return at_every(answers), {"yes": yes, "n": len(late), **ends}
 
 
-CLAIMS = (
-    study.Claim(
-        "A state's top tokens are found among those of its most active FFN values, more often "
-        "than by chance, in every layer.",
-        lambda result: _claim(result, BY_SIZE),
-    ),
-    study.Claim(
-        "They are found among those of its most active keys, more often than by chance, in every "
-        "layer.",
-        lambda result: _claim(result, *KEY_WAYS),
-    ),
-    study.Claim(
-        "They are found among those of its most active W_V columns and W_O rows, more often than "
-        "by chance, in every layer.",
-        lambda result: _claim(result, "W_V columns", "W_O rows"),
-    ),
-    _last,
-)
-
-
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     k, n = result.settings["state_k"], result.settings["active"]
-    for way in ways_of(result):
+    for way in WAYS:
+        if not (leads := leads_of(result, way)):
+            continue
         own, other, last = (
-            result.rows("active", way=way, state=state, measure=measure, layer=None)[0]
+            in_percent(result.rows("active", way=way, state=state, measure=measure, layer=None)[0])
             for state, measure in (("raw", OWN), ("raw", OTHERS), ("last", LEAD))
         )
-        leads = result.rows("active", way=way, state="raw", measure=LEAD, layer=study.KNOWN)
         best = max(leads, key=lambda row: row["value"])
-        yield study.Finding(
-            f"Of a state's top {k} tokens, {_percent(own)} are among those of the {n} most active "
-            f"{way}, and {_percent(other)} among those that are active in other documents (mean "
-            f"over layers). The lead is largest at layer {best['layer']}: {in_points(best)}. For "
-            f"the last layer's state, the mean lead is {in_points(last)}.",
-            under="active",
-            headline=way == BY_SIZE,
-        )
-
-
-def _percent(row: study.Row) -> str:
-    return f"{interval(in_percent(row), '{:.1f}')} %"
-
-
-def in_points(row: study.Row) -> str:
-    """A difference of shares with its interval, for sentences."""
-    return f"{interval(in_percent(row), '{:+.1f}')} points"
+        values = {"way": way, "own": own, "other": other, "last": last, "layer": best["layer"]}
+        key = "active_values" if way == BY_SIZE else "active"
+        yield PAGE.say(key, k=k, n=n, lead=in_percent(best), **values)
 
 
 def in_percent(row: study.Row) -> study.Row:
@@ -160,23 +101,17 @@ def in_percent(row: study.Row) -> study.Row:
     return {key: None if row[key] is None else 100 * row[key] for key in ends}
 
 
-SECTION = study.Section(
+SECTION = PAGE.section(
     "active",
-    "Do states say what active parameters say?",
     _run,
-    "At every position, the parameter vectors of a layer that are most active there are read in "
-    "the vocabulary, each with the sign of its activity. How many of the state's top tokens are "
-    "among theirs? The control takes the vectors that were most active at a position of another "
-    "document. Keys are those of the neurons whose values are most active.",
-    help="states and active parameters",
     findings=_findings,
     shows=(
-        *CLAIMS,
-        study.Figure(
+        _claim("active_values", BY_SIZE),
+        _claim("active_keys", *KEY_WAYS),
+        _claim("active_heads", "W_V columns", "W_O rows"),
+        _last,
+        PAGE.figure(
             "active",
-            "Top tokens found among those of active parameters",
-            "Share of a state's top tokens. Solid: vectors active at the position itself; dashed: "
-            "at a position of another document.",
             points(
                 "active",
                 line="{state} {measure}",
@@ -187,24 +122,9 @@ SECTION = study.Section(
                 measure=(OWN, OTHERS),
                 layer=study.KNOWN,
             ),
-            y=study.Axis("share of tokens", "share", low=0),
-            size=(3.6, 3.4),
-            share_y=False,
-            lines={
-                f"raw {OWN}": study.Line("state of the layer", "blue"),
-                f"raw {OTHERS}": study.Line("this layer, vectors of others", "sky", "", "dashed"),
-                f"last {OWN}": study.Line("state of the last layer", "green"),
-                f"last {OTHERS}": study.Line("last layer, vectors of others", "pale", "", "dashed"),
-            },
         ),
-        study.Table(
-            "active-table",
-            "Lead over parameters chosen by other documents (points), by layer",
-            pick("active", way=WAYS, state="raw", measure=LEAD, layer=study.KNOWN),
-            (study.Column("layer"),),
-            across="way",
-            cells=(estimate("value", "", "{:+.1f}", 100),),
-            dense=True,
+        PAGE.table(
+            "active-table", pick("active", way=WAYS, state="raw", measure=LEAD, layer=study.KNOWN)
         ),
     ),
 )

@@ -6,11 +6,12 @@ verified, the bank, and one pass over the held-out text; each is made when first
 
 import time
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from layerleap import ShortcutBank
+from layerleap import ShortcutBank, Transformer
 from layerleap.errors import BadText
 from layerleap.models.weights import all_heads, feed_forwards, unembedding
 from layerleap.stream import Census
@@ -19,6 +20,16 @@ from layerleap_papers.embedding_space.embedding_settings import EmbeddingSetting
 from layerleap_papers.embedding_space.inner_products import Kept
 from layerleap_papers.embedding_space.matches import Matches, match
 from layerleap_papers.embedding_space.passes import Observed, observe
+from layerleap_papers.embedding_space.tokens import READINGS
+
+
+class Vectors(NamedTuple):
+    """Whose vectors are compared, and how they are read."""
+
+    model: Transformer
+    matrix: Tensor  # its output matrix
+    limit: int | None  # vectors of a layer, at most
+    readings: tuple[str, ...]
 
 
 class EmbeddingContext(FitContext[EmbeddingSettings]):
@@ -28,6 +39,13 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
     def matrix(self) -> Tensor:
         """The output matrix E in float32: (d_vocab, d_model)."""
         return unembedding(self.model).float()
+
+    @property
+    def own_vectors(self) -> Vectors:
+        """The vectors of the model itself."""
+        fold = self.settings.fold
+        readings = tuple(name for name, (_, folds) in READINGS.items() if fold or not folds)
+        return Vectors(self.model, self.matrix, self.settings.vectors, readings)
 
     @cached_property
     def kept(self) -> dict[str, Kept]:
@@ -44,20 +62,10 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
     @cached_property
     def bank(self) -> ShortcutBank:
         """The bank given, or one fitted on the fitting side of the text."""
-        if self.settings.bank is not None:
-            self.note(
-                "The bank was given, so it may have been fitted on documents that are read here."
-            )
-            assert not isinstance(self.settings.bank, str)  # loaded in `resolved`
-            return self.settings.bank
-        bank = self.fit(self.text).bank
-        deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
-        if deficient:
-            self.note(
-                f"{len(deficient)} of {len(bank.fits)} maps were fitted on fewer independent rows "
-                f"than the {bank.d_model} that they need: fit on more before you judge its maps."
-            )
-        return bank
+        given = self.settings.bank
+        assert not isinstance(given, str)  # loaded in `resolved`
+        bank = self.fit(self.text).bank if given is None else given
+        return self.judged(bank, is_given=given is not None)
 
     @cached_property
     def observed(self) -> Observed:

@@ -73,11 +73,9 @@ class EmbeddingSettings(FitSettings):
             bank.check_model(model)
         sized = self
         if modality(model) == "sound":
-            assert self.n_fit is not None
-            assert self.n_read is not None
-            sized = replace(
-                self, n_fit=min(self.n_fit, SOUND[0]), n_read=min(self.n_read, SOUND[1])
-            )
+            most_fit, most_read = SOUND
+            n_fit, n_read = self.n_fit or most_fit, self.n_read or most_read
+            sized = replace(self, n_fit=min(n_fit, most_fit), n_read=min(n_read, most_read))
         every = DENSEST_MASKS if model.kind == "masked-token" else 4
         return replace(
             sized,

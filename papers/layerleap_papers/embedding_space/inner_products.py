@@ -30,10 +30,10 @@ def sizes(d_vocab: int, first: int = 16) -> list[int]:
     """How many tokens to keep: powers of 2 from `first` on, and all; fewer of few tokens."""
     while first > max(1, d_vocab // 8):
         first //= 2
-    found = [first]
-    while 2 * found[-1] < d_vocab:
-        found.append(2 * found[-1])
-    return [*found, d_vocab]
+    powers = [first]
+    while 2 * powers[-1] < d_vocab:
+        powers.append(2 * powers[-1])
+    return [*powers, d_vocab]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,17 +90,17 @@ def keep_best(
     exact = (rows.double() @ rows.double().T).cpu()
     others, sizes = all_but_one(place)
     weights = torch.cat([torch.ones(1, len(rows), dtype=torch.float64), others])
-    found = [
+    by_inverse = [
         torch.stack([_cosine(exact, made.double().cpu(), weights) for made in by_k], dim=1)
         for by_k in products(rows, duals, matrix, ks)
     ]
-    cosines = torch.stack(found, dim=1)  # (1 + group, inverse, k)
+    cosines = torch.stack(by_inverse, dim=1)  # (1 + group, inverse, k)
     return Kept(list(ks), len(rows), sizes, cosines[0], cosines[1:])
 
 
 def products(rows: Tensor, duals: Tensor, matrix: Tensor, ks: Sequence[int]) -> Tensor:
     """Inner products of kept readings: (inverse, k, row, row)."""
-    limits, dual_limits = (_limits(each, matrix, ks) for each in (rows, duals))
+    limits, dual_limits = (_limits(vectors, matrix, ks) for vectors in (rows, duals))
     total = rows.new_zeros(len(INVERSES), len(ks), len(rows), len(rows))
     for part in matrix.split(COLUMNS):
         scores, dual_scores = rows @ part.T, duals @ part.T
@@ -129,7 +129,7 @@ def _limits(rows: Tensor, matrix: Tensor, ks: Sequence[int]) -> Tensor:
 
 def _cosine(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     """The cosine of two matrices over pairs of rows, for rows that count `weights`: (sample,)."""
-    ab, aa, bb = (_total(each, weights) for each in (a * b, a * a, b * b))
+    ab, aa, bb = (_total(pairs, weights) for pairs in (a * b, a * a, b * b))
     return ab / (aa * bb).sqrt()
 
 

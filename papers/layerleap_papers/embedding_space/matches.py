@@ -62,10 +62,12 @@ def match(
         if "linear" in observed.tops:
             states["linear"] = observed.tops["linear"][:, block - 1]
         for way in ways:
-            given = _tokens(observed.active[way, block], used, ends)
-            for state, wanted in states.items():
-                shares[way, block, state, OWN] = found_among(wanted, given)
-                shares[way, block, state, OTHERS] = found_among(wanted, given[elsewhere])
+            active_tokens = _tokens(observed.active[way, block], used, ends)
+            for state, state_tokens in states.items():
+                shares[way, block, state, OWN] = found_among(state_tokens, active_tokens)
+                shares[way, block, state, OTHERS] = found_among(
+                    state_tokens, active_tokens[elsewhere]
+                )
     return Matches(observed.documents, shares)
 
 

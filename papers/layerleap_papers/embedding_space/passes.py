@@ -13,7 +13,7 @@ A vector that is active with a negative sign stands for the tokens at its other 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,32 +60,24 @@ class Observed:
     layers: Tensor  # that layer, below the last: (row,)
 
 
-@dataclass
-class _Kept:
-    """What has been kept of the batches so far."""
-
-    documents: list[Tensor] = field(default_factory=list)
-    active: dict[tuple[str, int], list[Active]] = field(default_factory=dict)
-    tops: dict[str, list[Tensor]] = field(default_factory=dict)
-    states: list[Tensor] = field(default_factory=list)
-    layers: list[Tensor] = field(default_factory=list)
-
-    def result(self) -> Observed:
-        if not self.documents:
-            raise BadText("no position of the held-out text can be read; give longer texts")
-        return Observed(
-            torch.cat(self.documents),
-            {
-                key: Active(
-                    torch.cat([part.rows for part in parts]),
-                    torch.cat([part.positive for part in parts]),
-                )
-                for key, parts in self.active.items()
-            },
-            {name: torch.cat(parts) for name, parts in self.tops.items()},
-            torch.cat(self.states),
-            torch.cat(self.layers),
-        )
+def _joined(parts: list[Observed]) -> Observed:
+    """What all batches show together."""
+    if not parts:
+        raise BadText("no position of the held-out text can be read; give longer texts")
+    first = parts[0]
+    return Observed(
+        torch.cat([part.documents for part in parts]),
+        {
+            key: Active(
+                torch.cat([part.active[key].rows for part in parts]),
+                torch.cat([part.active[key].positive for part in parts]),
+            )
+            for key in first.active
+        },
+        {name: torch.cat([part.tops[name] for part in parts]) for name in first.tops},
+        torch.cat([part.states for part in parts]),
+        torch.cat([part.layers for part in parts]),
+    )
 
 
 @torch.no_grad()
@@ -106,7 +98,8 @@ def observe(
     lenses = {"raw": Lens(model)} | ({} if bank is None else {"linear": Lens(model, bank)})
     blocks = [_Block(model, block, settings.active) for block in range(1, model.n_layers + 1)]
     sites = [site for block in blocks for site in block.sites]
-    kept, texts = _Kept(), 0
+    parts: list[Observed] = []
+    texts = 0
     for batch in batches:
         progress("reading active parameters", texts, settings.n_read)
         texts += batch.n_texts
@@ -117,17 +110,15 @@ def observe(
         if not len(documents):
             continue
         captured = model.capture(batch.inputs, sites=sites, keep=keep)
-        kept.documents.append(documents)
-        for block in blocks:
-            for way, active in block.active(captured):
-                kept.active.setdefault((way, block.number), []).append(active)
-        for name, lens in lenses.items():
-            kept.tops.setdefault(name, []).append(_tops(lens, captured, settings.state_k))
         layers = torch.randint(1, max(2, model.n_layers), (len(documents),), generator=generator)
         states = [captured.states[int(layer)][row] for row, layer in enumerate(layers)]
-        kept.states.append(torch.stack(states).float().cpu())
-        kept.layers.append(layers)
-    return kept.result()
+        active = {
+            (way, block.number): best for block in blocks for way, best in block.active(captured)
+        }
+        tops = {name: _tops(lens, captured, settings.state_k) for name, lens in lenses.items()}
+        states_read = torch.stack(states).float().cpu()
+        parts.append(Observed(documents, active, tops, states_read, layers))
+    return _joined(parts)
 
 
 def _tops(lens: Lens, captured: Capture, k: int) -> Tensor:
@@ -167,29 +158,31 @@ class _Block:
 
     def active(self, captured: Capture) -> Iterator[tuple[str, Active]]:
         """The most active vectors, by way."""
-        seen = {
+        sites = {
             name: value for (block, name), value in captured.sites.items() if block == self.number
         }
         if "ffn.value" in self.kinds:
-            given = seen[self.coefficients].float()
-            by_size = self._top(given, given.abs() * self.lengths["ffn.value"])
+            activity = sites[self.coefficients].float()
+            by_size = self._top(activity, activity.abs() * self.lengths["ffn.value"])
             yield BY_SIZE, by_size
-            yield BY_COEFFICIENT, self._top(given, given.abs())
+            yield BY_COEFFICIENT, self._top(activity, activity.abs())
             for way, kind in KEY_WAYS.items():
                 if kind in self.kinds and self.has_input["ffn"]:
                     keys = self._vectors(kind)[by_size.rows]
-                    products = torch.linalg.vecdot(keys, seen["ffn.in"].float()[:, None].cpu())
+                    products = torch.linalg.vecdot(keys, sites["ffn.in"].float()[:, None].cpu())
                     yield way, Active(by_size.rows, products > 0)
         if "attn.v" in self.kinds and self.has_input["attn"]:
-            given = seen["attn.in"].float() @ self._vectors("attn.v").T.to(seen["attn.in"].device)
-            yield "W_V columns", self._top(given, given.abs())
+            activity = sites["attn.in"].float() @ self._vectors("attn.v").T.to(
+                sites["attn.in"].device
+            )
+            yield "W_V columns", self._top(activity, activity.abs())
         if "attn.o" in self.kinds:
-            given = seen[self.mixed].float()
-            yield "W_O rows", self._top(given, given.abs() * self.lengths["attn.o"])
+            activity = sites[self.mixed].float()
+            yield "W_O rows", self._top(activity, activity.abs() * self.lengths["attn.o"])
 
     def _vectors(self, kind: str) -> Tensor:
         return vectors(self.model, self.number, kind).float().cpu()
 
-    def _top(self, given: Tensor, activity: Tensor) -> Active:
+    def _top(self, signed: Tensor, activity: Tensor) -> Active:
         rows = activity.topk(min(self.n_active, activity.shape[1]), dim=1).indices
-        return Active(rows.cpu(), (given.gather(1, rows) > 0).cpu())
+        return Active(rows.cpu(), (signed.gather(1, rows) > 0).cpu())

@@ -16,20 +16,26 @@ ORDERS: dict[Order, Callable[[Tensor], Tensor]] = {
     "high": lambda scores: scores,
     "low": Tensor.neg,
 }
+# Which tokens of a vector count, and whether norms are folded in.
+READINGS: dict[str, tuple[Order, bool]] = {
+    "plain": ("magnitude", False),
+    "signed": ("high", False),
+    "folded": ("magnitude", True),
+}
 ENTRIES = 2**24  # scores held at a time: 64 MB in float32
 
 
 @torch.no_grad()
 def top_ids(vectors: Tensor, matrix: Tensor, k: int, *orders: Order) -> dict[Order, Tensor]:
     """The k best tokens of every vector in each order: (vector, k) ids, int32, best first."""
-    found: dict[Order, list[Tensor]] = {order: [] for order in orders}
+    parts_of: dict[Order, list[Tensor]] = {order: [] for order in orders}
     for part in vectors.to(matrix).split(max(1, ENTRIES // len(matrix))):
         scores = part @ matrix.T
         for order in orders:
             # `torch.topk` is the fastest here; ties, whose order it does not define, are rare.
-            found[order].append(ORDERS[order](scores).topk(k, dim=1).indices.int().cpu())
+            parts_of[order].append(ORDERS[order](scores).topk(k, dim=1).indices.int().cpu())
     empty = torch.empty(0, k, dtype=torch.int32)
-    return {order: torch.cat([empty, *parts]) for order, parts in found.items()}
+    return {order: torch.cat([empty, *parts]) for order, parts in parts_of.items()}
 
 
 def jaccard(a: Tensor, b: Tensor) -> Tensor:

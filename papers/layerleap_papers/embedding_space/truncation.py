@@ -4,7 +4,7 @@ In: random vectors, FFN values and states. Out: what is left of their inner prod
 are kept, where the curves of both inverses cross; and the section of the study that shows it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,37 +12,31 @@ from torch import Tensor
 from layerleap import LayerleapError, StudyResult, Transformer, study
 from layerleap.errors import ModelRefused
 from layerleap.models.weights import feed_forwards, vectors
-from layerleap.study import above, all_of, below, estimate, pick, points
+from layerleap.study import Page, above, all_of, below, in_words, pick, points
 from layerleap_papers.embedding_space.embedding_context import EmbeddingContext
 from layerleap_papers.embedding_space.inner_products import INVERSES, Kept, keep_best, sizes
-from layerleap_papers.embedding_space.pairs import interval
 
+PAGE = Page(__file__)
 GAUSSIAN, VALUES, STATES = "random vectors", "FFN values", "states"
 FEW = 64  # tokens at which the claim is judged; curves begin lower, to show where they cross
-Grouped = tuple[Tensor, Tensor | None]  # rows, and which of them are drawn together
-LINES = {
-    "transposed": study.Line("transposed matrix", "blue"),
-    "pseudo-inverse": study.Line("pseudo-inverse", "orange", marker="s", style="dashed"),
-}
 
 
 def _run(context: EmbeddingContext) -> study.Tables:
     n, model = context.settings.kept_rows, context.model
     generator = context.generator(4)
-    sets: dict[str, Grouped] = {
-        GAUSSIAN: (torch.randn(n, model.d_model, generator=generator), None)
+    sets: dict[str, Callable[[], tuple[Tensor, Tensor | None]]] = {
+        GAUSSIAN: lambda: (torch.randn(n, model.d_model, generator=generator), None),
+        VALUES: lambda: (_values(model, n, generator), None),
+        STATES: lambda: states_of(context),
     }
-    for name, make in (
-        (VALUES, lambda: (_values(model, n, generator), None)),
-        (STATES, lambda: states_of(context)),
-    ):
-        try:
-            sets[name] = make()
-        except LayerleapError as error:
-            context.leave_out(f"Inner products of {name}", error)
     rows: list[study.Row] = []
     crossings: list[study.Row] = []
-    for name, chosen in sets.items():
+    for name, make in sets.items():
+        try:
+            chosen = make()
+        except LayerleapError as error:
+            context.leave_out(f"Inner products of {name}", error)
+            continue
         kept = kept_of(context, name, *chosen)
         rows += [{"of": name, **row} for row in kept.rows()]
         crossings.append({"of": name, **kept.crossing()})
@@ -65,23 +59,20 @@ def _values(model: Transformer, n: int, generator: torch.Generator) -> Tensor:
     known = {b: ffn for b, ffn in feed_forwards(model).items() if not isinstance(ffn, str)}
     if not known:
         raise ModelRefused(str(next(iter(feed_forwards(model).values()))))
-    each = -(-n // len(known))
+    per_block = -(-n // len(known))
     parts = []
     for block, ffn in known.items():
-        drawn = torch.randperm(ffn.n_neurons, generator=generator)[:each]
+        drawn = torch.randperm(ffn.n_neurons, generator=generator)[:per_block]
         parts.append(vectors(model, block, "ffn.value")[drawn].float().cpu())
     rows = torch.cat(parts)
     return rows[torch.randperm(len(rows), generator=generator)[:n]]
 
 
 def states_of(context: EmbeddingContext, *, carried: bool = False) -> tuple[Tensor, Tensor]:
-    """States of random layers, as the output matrix takes them: after the final norm.
-
-    Beside them their documents.
-    """
+    """States of random layers after the final norm, as E takes them, and their documents."""
     observed, last = context.observed, context.model.n_layers
-    n = context.settings.kept_rows
-    drawn = torch.randperm(len(observed.states), generator=context.generator(5))[:n]
+    order = torch.randperm(len(observed.states), generator=context.generator(5))
+    drawn = order[: context.settings.kept_rows]
     states, layers = observed.states[drawn], observed.layers[drawn]
     if carried:
         bank, moved = context.bank, torch.empty_like(states)
@@ -107,110 +98,66 @@ def normed(model: Transformer, states: Tensor) -> Tensor:
     return value[:, 0].float().cpu()
 
 
-# --- claims, findings, figures and tables ------------------------------------------------------
+def _leads(result: StudyResult, name: str) -> list[study.Row]:
+    """The lead of the transposed matrix, from the fewest tokens on."""
+    return result.rows("kept", of=name, inverse="lead")
 
 
-def _ends(result: StudyResult, name: str) -> tuple[study.Row, study.Row]:
-    """The lead of the transposed matrix at few tokens, and at the most that are not all."""
-    rows = result.rows("kept", of=name, inverse="lead")
-    return next((row for row in rows[:-2] if row["k"] >= FEW), rows[0]), rows[-2]
+def _few(result: StudyResult, name: str) -> study.Row:
+    """The lead at few tokens."""
+    rows = _leads(result, name)
+    return next((row for row in rows[:-2] if row["k"] >= FEW), rows[0])
 
 
-def _fewest(result: StudyResult, name: str) -> study.Row:
-    """The lead of the transposed matrix at the fewest tokens."""
-    return result.rows("kept", of=name, inverse="lead")[0]
-
-
-@study.claim("The transposed output matrix is better for few tokens, the pseudo-inverse for many.")
-def _claim(result: StudyResult) -> study.Verdict:
-    names = [row["of"] for row in result.rows("crossings")]
-    answers = [all_of([above(few), below(many)]) for few, many in (_ends(result, n) for n in names)]
-    few, many = _ends(result, names[0])
-    seen = "; ".join(
-        f"{name}: {interval(a, '{:+.2f}')} and {interval(b, '{:+.2f}')}"
-        for name, (a, b) in ((name, _ends(result, name)) for name in names)
+@PAGE.claim("inverses")
+def _claim(result: StudyResult) -> study.Tested:
+    sets = {
+        row["of"]: (_few(result, row["of"]), _leads(result, row["of"])[-2])
+        for row in result.rows("crossings")
+    }
+    few, many = next(iter(sets.values()))
+    leads = "; ".join(
+        f"{name}: {in_words(a, '+.2f')} and {in_words(b, '+.2f')}" for name, (a, b) in sets.items()
     )
-    crossed = "; ".join(
-        f"of {row['of']} {crossing_words(row, _fewest(result, row['of']))}"
+    curves = "; ".join(
+        f"of {row['of']} {crossing_words(row, _leads(result, row['of'])[0])}"
         for row in result.rows("crossings")
     )
-    return study.Verdict(
-        all_of(answers),
-        f"lead of the transposed matrix with {few['k']:,} and with {many['k']:,} tokens: {seen}; "
-        f"the curves {crossed}",
-        "yes if, for every set of vectors, the interval of the lead is above 0 with few tokens "
-        f"({FEW}, or the fewest measured) and below 0 with the most that are not all; partly if "
-        "some of these hold and others do not. The curves begin lower and show where they cross.",
+    return (
+        all_of(all_of([above(a), below(b)]) for a, b in sets.values()),
+        {"few": few["k"], "many": many["k"], "leads": leads, "curves": curves, "usual": FEW},
     )
 
 
 def crossing_words(row: study.Row, fewest: study.Row) -> str:
-    """Where the curves of one set cross."""
+    """Where the curves of one set cross; `fewest` is the lead at the fewest tokens."""
     if row["value"] is None:
         better = "pseudo-inverse" if fewest["value"] <= 0 else "transposed matrix"
         return f"never cross: the {better} is better throughout"
     if row["low"] is None:
         share = f"{row['crosses']:.0%} of the sets without one group cross"
         return f"cross at about {row['value']:,.0f} tokens ({share}, so there is no interval)"
-    return f"cross at {interval(row, '{:,.0f}')} tokens"
+    return f"cross at {in_words(row, ',.0f')} tokens"
 
 
-def _findings(result: StudyResult) -> Iterator[study.Finding]:
+def _findings(result: StudyResult) -> Iterator[study.Said]:
     for row in result.rows("crossings"):
         name = row["of"]
-        few, _ = _ends(result, name)
-        first, second = (
-            result.row("kept", of=name, inverse=inverse, k=few["k"]) for inverse in INVERSES
-        )
-        assert first is not None
-        assert second is not None
-        yield study.Finding(
-            f"Inner products of {name}: with {few['k']} tokens kept, the cosine is "
-            f"{interval(first, '{:.2f}')} with the transposed matrix and "
-            f"{interval(second, '{:.2f}')} with the pseudo-inverse; the curves "
-            f"{crossing_words(row, _fewest(result, name))}.",
-            under="kept",
-            headline=name == STATES,
-        )
+        k, curves = _few(result, name)["k"], crossing_words(row, _leads(result, name)[0])
+        first, second = (result.row("kept", of=name, inverse=way, k=k) for way in INVERSES)
+        key = "kept_states" if name == STATES else "kept"
+        yield PAGE.say(key, name=name, k=k, first=first, second=second, curves=curves)
 
 
-SECTION = study.Section(
+SECTION = PAGE.section(
     "kept",
-    "How few tokens can stand for a vector?",
     _run,
-    "Two vectors are read in the vocabulary and all but k entries of each reading are set to 0. "
-    "How close are inner products of what is left to those of the vectors? With the pseudo-inverse "
-    "they are exact if all tokens are kept, but people look at few. Vectors are scaled to the same "
-    "length; states are of random layers and taken after the final norm.",
-    short="Tokens kept",
-    help="transposed matrix or pseudo-inverse",
     findings=_findings,
     shows=(
         _claim,
-        study.Figure(
-            "kept",
-            "Inner products with k tokens kept",
-            "Cosine of the inner products of all pairs of vectors with those of their readings; 1 "
-            "is perfect.",
-            points("kept", x="k", line="{inverse}", panel="{of}", inverse=set(INVERSES)),
-            x=study.Axis("tokens kept", "log"),
-            y=study.Axis("cosine"),
-            lines=LINES,
-            unit="vectors",
-            size=(3.6, 3.6),
-            sample="bands: 95 %, over vectors; of states, over documents",
+        PAGE.figure(
+            "kept", points("kept", x="k", line="{inverse}", panel="{of}", inverse=set(INVERSES))
         ),
-        study.Table(
-            "crossings-table",
-            "Tokens kept at which the pseudo-inverse becomes better",
-            pick("crossings"),
-            (
-                study.Column("of", "vectors"),
-                estimate("value", "tokens", "{:,.0f}"),
-                study.Column("crosses", "sets without one group that cross (%)", "{:.0f}", 100),
-                study.Column("rows", form="{:,.0f}"),
-            ),
-            terminal=True,
-        ),
+        PAGE.table("crossings-table", pick("crossings")),
     ),
 )

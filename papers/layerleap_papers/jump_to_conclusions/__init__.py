@@ -6,24 +6,29 @@ Required: scores by layer and lens, R2 of all pairs of layers, transfer to a sec
 parts of blocks replaced, blocks and jumps in turn, trained maps, early exit, other models.
 """
 
+from collections.abc import Iterator
+
 from layerleap import StudyResult, study
-from layerleap.study import untested
+from layerleap.study import Page, percent, untested
 from layerleap_papers.jump_to_conclusions import (
     agreement,
     alternation,
     checks,
     exits,
-    page,
-    pairs,
+    layer_pairs,
     parts,
     sizes,
     transfer,
     tuned,
 )
+from layerleap_papers.jump_to_conclusions.curves import LENSES, both, half_layers, token_of
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 from layerleap_papers.jump_to_conclusions.shortcut_settings import ShortcutSettings
 
-IDEAS = (agreement, pairs, transfer, checks)
+PAGE = Page(__file__)
+IDEAS = (agreement, layer_pairs, transfer, checks)
+COMPARED = ("mat", "id")
+PARTS = (parts, alternation, tuned, exits, sizes)
 
 
 def _read(context: ShortcutContext) -> study.Tables:
@@ -34,62 +39,92 @@ def _read(context: ShortcutContext) -> study.Tables:
     return {**tables, "laws": checks.laws(tables)}
 
 
-READINGS = study.Section(
+@PAGE.claim("plausible")
+def _plausible(_: StudyResult) -> study.Tested:
+    return untested("plausibility needs human readers")
+
+
+READINGS = PAGE.section(
     "readings",
-    "How well can each layer be read?",
     _read,
-    lead="The state after every layer is carried to the last layer by a linear shortcut, or taken "
-    "as it is, and read by the model's own output head.",
-    required=True,
-    findings=lambda result: [f for idea in IDEAS for f in idea.findings(result)],
+    findings=lambda result: [said for idea in IDEAS for said in idea.findings(result)],
     shows=(
-        *agreement.CLAIMS,
-        *pairs.CLAIMS,
-        *transfer.CLAIMS,
-        study.Claim(
-            "To human readers, shortcuts' predictions are more plausible than the logit lens's.",
-            lambda _: untested("plausibility needs human readers"),
-        ),
-        *agreement.FIGURES[:1],
-        *pairs.FIGURES,
-        *agreement.FIGURES[1:],
-        *transfer.FIGURES,
-        *checks.FIGURES,
-        *agreement.TABLES,
-        *transfer.TABLES,
-        *checks.TABLES,
+        *agreement.SHOWS,
+        *layer_pairs.SHOWS,
+        *agreement.SHOWS_AFTER_PAIRS,
+        *transfer.SHOWS,
+        *checks.SHOWS,
+        _plausible,
     ),
 )
 
-STUDY: study.Study[ShortcutSettings] = study.Study(
-    name="shortcuts",
-    method=2,
-    title="Shortcuts through {model}, read on {text}",
-    help="""How well can each layer predict later ones?
 
-    Fits linear shortcuts between all pairs of layers and reads every layer through them and
-    through the logit lens, on held-out documents: R2, Precision@k, surprisal and KL, and transfer
-    to a second text. Then the optional sections, and the paper's claims beside what was measured.
-    At full size it takes most of an hour for a model of 135 million weights on two cores, with
-    --quick two minutes. If it is interrupted, the same command continues where it stopped.
+def _tiles(result: StudyResult) -> Iterator[study.Tile]:
+    """Agreement and R2 half-way, and from where on half of the predictions agree."""
+    last = result.model["n_layers"]
+    middle = last // 2
+    shares = [curve[middle] for curve in both(result, "precision@1")]
+    yield study.Tile(
+        f"Agreement after {middle} of {last} layers",
+        tuple((name, percent(s, 1), s) for name, s in zip(COMPARED, shares, strict=True)),
+    )
+    half = {name: layer for name, layer in half_layers(result).items() if layer is not None}
+    if len(half) == len(COMPARED):
+        yield study.Tile(
+            "Agreement of at least half from",
+            tuple((name, f"layer {layer}", layer / last) for name, layer in half.items()),
+        )
+    r2 = {row["map"]: row["r2"] for row in result.rows("r2", src=middle, dst=last)}
+    if all(r2.get(name) is not None for name in COMPARED):
+        yield study.Tile(
+            f"R\u00b2 from layer {middle} to layer {last}",
+            tuple(
+                (name, f"{r2[name]:.2f}".replace("-", "\u2212"), min(max(r2[name], 0.0), 1.0))
+                for name in COMPARED
+            ),
+        )
 
-    Several sizes: layerleap study shortcuts gpt2 --beside gpt2-medium,gpt2-large -o report""",
+
+def _title(result: StudyResult) -> str:
+    name, last = result.model["name"], result.model["n_layers"]
+    name = name if len(name) <= 40 else f"{name[:39]}\u2026"
+    mat, plain = (curve[last // 2] for curve in both(result, "precision@1"))
+    return (
+        f"After {last // 2} of {last} layers, a linear shortcut predicts {name}'s "
+        f"{token_of(result)}\n{percent(mat)} of the time, the logit lens {percent(plain)} of the "
+        "time"
+    )
+
+
+def _arrow(result: StudyResult) -> tuple[float, float, float, str] | None:
+    """From where the logit lens reaches one half back to where shortcuts do."""
+    half, last = half_layers(result), result.model["n_layers"]
+    early, late = half["mat"], half["id"]
+    if early is None or late is None or late - early < max(2, last / 10):
+        return None  # never reached, or too short to draw
+    return late, early, 0.5, f"half, {late - early} layers earlier"
+
+
+PICTURE = study.Picture(
+    _title,
+    ("precision", "r2"),
+    panels=("Precision@1", LENSES["mat"].label),
+    lines=COMPARED,
+    arrow=_arrow,
+)
+
+STUDY: study.Study[ShortcutSettings] = PAGE.study(
     settings=ShortcutSettings,
     context=ShortcutContext,
-    sections=(
-        READINGS,
-        parts.SECTION,
-        alternation.SECTION,
-        tuned.SECTION,
-        exits.SECTION,
-        sizes.SECTION,
+    sections=(READINGS, *(part.SECTION for part in PARTS)),
+    about=lambda result: PAGE.about(result, token=token_of(result)),
+    boxes=(
+        PAGE.box("linear"),
+        PAGE.box("logit"),
+        PAGE.box("tuned", lambda result: bool(result.rows("tuned"))),
     ),
-    paper="linear shortcuts after Yom Din, Karidi, Choshen and Geva, \u201cJump to "
-    "Conclusions\u201d (LREC-COLING 2024).",
-    about=page.about,
-    boxes=page.BOXES,
-    tiles=page.tiles,
-    picture=page.PICTURE,
+    tiles=_tiles,
+    picture=PICTURE,
 )
 
 __all__ = ["STUDY", "ShortcutSettings", "StudyResult"]

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from layerleap import StudyResult
 from layerleap.lens import ANY, Bounds, Scores, lasting, mean_interval, score_table
-from layerleap.study import LENSES as LOOKS, Mark, Row
+from layerleap.study import LENSES as LOOKS, Mark, Row, pick
 
 PRECISIONS = ("precision@1", "precision@5", "precision@10")
 METRICS = (*PRECISIONS, "surprisal", "kl")
 MAPS = ("mat", "tuned", "id")  # in the order of figures and tables
 LENS_OF = {"-": "id", "tuned": "tuned"}  # by label of the fit; all other fits are mat
+IN_PERCENT = ("{:.1f}", 100.0)
 PAPER_WORDS = {"logit": "id", "linear": "mat"}  # what the paper calls lenses, as do its tables
 LENSES = {
     "mat": replace(LOOKS["linear"], label="mat (linear shortcut)"),
@@ -49,25 +50,13 @@ def main_text(result: StudyResult) -> str:
     return str(result.settings["text"])
 
 
-def main_fits(result: StudyResult) -> tuple[str, str]:
-    """What mat and id were fitted on: the main text, and nothing."""
-    return main_text(result), "-"
-
-
-def main_scores(result: StudyResult, metric: str) -> list[Row]:
-    """A metric on the main text through mat (fitted on it), tuned and id, layer by layer."""
-    text = result.settings["text"]
-    rows = [
-        *result.rows("scores", read=text, fit=text, metric=metric),
-        *result.rows("tuned_scores", read=text, metric=metric),
-        *result.rows("scores", read=text, fit="-", metric=metric),
-    ]
-    return sorted(rows, key=lambda row: (MAPS.index(row["map"]), row["layer"]))
+# Readings of the main text through mat (fitted on it), tuned and id.
+MAIN: dict[str, Any] = {"read": main_text, "fit": lambda result: {main_text(result), "tuned", "-"}}
 
 
 def curve(result: StudyResult, lens: str, metric: str) -> list[Row]:
     """The rows of one lens on the main text, from layer 0 to the last."""
-    return [row for row in main_scores(result, metric) if row["map"] == lens]
+    return pick("scores", "tuned_scores", map=lens, metric=metric, **MAIN)(result)
 
 
 def values(rows: Iterable[Row]) -> list[float]:
@@ -108,11 +97,6 @@ def floor(result: StudyResult) -> Iterator[Mark]:
 def is_masked(result: StudyResult) -> bool:
     """Whether the model predicts masked tokens."""
     return bool(result.model["kind"] == "masked-token")
-
-
-def is_next(result: StudyResult) -> bool:
-    """Whether the model predicts next tokens."""
-    return bool(result.model["kind"] == "next-token")
 
 
 def token_of(result: StudyResult) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 
 from layerleap import StudyResult, study
 from layerleap.act.exits import Cost, measure_cost
-from layerleap.study import above, difference, estimate, exit_rows, exits as replayed, percent, pick
+from layerleap.study import Page, above, difference, exits as replayed, percent, pick, words
 from layerleap_papers.jump_to_conclusions.curves import LENSES, MAPS
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
+PAGE = Page(__file__)
 TARGET = 0.95  # the paper's agreement, also that of the rules that generate texts
 PROMPT = 12  # tokens that generated texts continue
 TOKENS = 24  # that they are continued by: every one may read the head at every layer
@@ -67,53 +68,28 @@ def _best(rows: list[study.Row], key: str = "saved") -> study.Row:
     return max(rows, key=lambda row: row[key])
 
 
-# --- findings ----------------------------------------------------------------------------------
-
-
 def findings(result: StudyResult) -> Iterator[study.Said]:
     """What early exit saves, what it costs, and whether calibrated rules keep their promise."""
-    yield _cost_in_words(result)
+    (cost,) = result.rows("exits_cost")
+    millions = {name: cost[name] / 1e6 for name in ("block", "map", "head")}
+    yield PAGE.say("cost", **{**cost, **millions})
     yield from _saved_by_gap(result)
     yield from _on_same_rows(result)
-    yield _flops(result)
+    yield _flops(result, cost["head_in_blocks"])
     yield from _calibrated(result)
-
-
-def _cost_in_words(result: StudyResult) -> study.Finding:
-    (cost,) = result.rows("exits_cost")
-    return study.Finding(
-        f"A rule has to check, and checks cost compute. With a context of {cost['tokens']:,.0f} "
-        f"tokens, one block takes {cost['block'] / 1e6:,.1f} million FLOPs, one map "
-        f"{cost['map'] / 1e6:,.1f} million, and the head, which turns a state into probabilities, "
-        f"{cost['head'] / 1e6:,.1f} million: as much as {cost['head_in_blocks']:.1f} blocks. So "
-        "layers saved are not compute saved, and both are shown."
-    )
-
-
-def _interval(row: study.Row, digits: int, before: str = "") -> str:
-    if row["low"] is None:
-        return ""
-    return f"{before}{row['low']:.{digits}f} to {row['high']:.{digits}f}"
 
 
 def _saved_by_gap(result: StudyResult) -> Iterator[study.Said]:
     rows = result.rows("exits_saved", rule="gap", target=TARGET)
-    listed = ", ".join(
-        f"{row['map']} {row['saved']:.1f} ({percent(row['share'], 1)}"
-        f"{_interval(row, 1, '; 95 % interval ')})"
-        for row in rows
-    )
-    yield (
-        f"At {percent(TARGET)} agreement, the paper's rule saves, of {result.model['n_layers']} "
-        f"layers: {listed} (n = {rows[0]['rows']:,} rows of {rows[0]['documents']:,} "
-        "documents)."
-    )
+    listed = []
+    for row in rows:
+        ends = "" if row["low"] is None else "; 95 % interval {row[low]:.1f} to {row[high]:.1f}"
+        form = f"{{row[map]}} {{row[saved]:.1f}} ({{row[share]:1 %}}{ends})"
+        listed.append(words(form, row=row))
+    n_layers, maps = result.model["n_layers"], ", ".join(listed)
+    yield PAGE.say("gap", target=TARGET, n_layers=n_layers, maps=maps, first=rows[0])
     for row in result.rows("exits", rule="oracle"):
-        yield (
-            f"An oracle that exits at the first layer whose top token through {row['map']} is the "
-            f"final one runs {row['layers']:.1f} layers on average. No rule that always agrees can "
-            "run fewer."
-        )
+        yield PAGE.say("oracle", row=row)
 
 
 def _on_same_rows(result: StudyResult) -> Iterator[study.Said]:
@@ -121,129 +97,62 @@ def _on_same_rows(result: StudyResult) -> Iterator[study.Said]:
     if base is None:
         return
     best = _best(rows)
-    ends, more = (f" ({ends})" if (ends := _interval(row, 2)) else "" for row in (base, best))
+    saved = {"gap": {**base, "value": base["saved"]}, "most": {**best, "value": best["saved"]}}
     times = f", {best['saved'] / base['saved']:.2f} times as many" if base["saved"] else ""
-    yield study.Finding(
-        f"On the same {base['rows']:,} rows, which no rule was trained on, at {percent(TARGET)} "
-        f"agreement the paper's rule through mat saves {base['saved']:.2f} layers{ends}. The rule "
-        f"{best['rule']!r} through {best['map']} saves most: {best['saved']:.2f}{more}{times}.",
-        under="exit_rules",
-    )
+    yield PAGE.say("same_rows", target=TARGET, times=times, ends=study.ends_in_words(base), **saved)
 
 
-def _flops(result: StudyResult) -> study.Finding:
-    (cost,) = result.rows("exits_cost")
+def _flops(result: StudyResult, head: float) -> study.Said:
     rows = result.rows("exits_saved", target=TARGET, knob=study.KNOWN)
     if not rows:
-        text = f"At {percent(TARGET)} agreement no rule exits, so none saves FLOPs."
-        return study.Finding(text, under="exit_flops")
-    best = _best(rows, "flops")
+        return PAGE.say("no_flops", target=TARGET)
+    best, yes = _best(rows, "flops"), sum(row["flops"] > 0 for row in rows)
     change = (
         f"saves {percent(best['flops'], 1)} of the FLOPs"
         if best["flops"] > 0
         else f"costs {percent(-best['flops'])} more FLOPs than not exiting"
     )
-    return study.Finding(
-        f"If a check at every layer is counted, {sum(row['flops'] > 0 for row in rows)} of the "
-        f"{len(rows)} rules that exit at {percent(TARGET)} agreement save FLOPs. The cheapest, "
-        f"{best['rule']} through {best['map']}, {change}. The head costs as much as "
-        f"{cost['head_in_blocks']:.1f} blocks.",
-        under="exit_flops",
-    )
+    about = {"target": TARGET, "head": head}
+    return PAGE.say("flops", yes=yes, n=len(rows), best=best, change=change, **about)
 
 
 def _calibrated(result: StudyResult) -> Iterator[study.Said]:
     rows = result.rows("calibrated")
     if not rows:
         return
-    first, tolerance = rows[0], rows[0]["tolerance"]
     promised = [row for row in rows if row["promised"]]
     fresh = [row for row in promised if row["knob"] is not None]
-    never = len(promised) - len(fresh)
-    yield study.Finding(
-        "A threshold chosen on some rows can come with a promise for other rows like them: a "
-        f"disagreement of at most {percent(tolerance)}. Learn-then-test keeps it with a "
-        f"probability of {percent(1 - first['delta'])}, conformal risk control on average. "
-        f"{first['trained_on']:,} states of separate documents trained the learned rule, "
-        f"{first['calibrated_on']:,} chose the thresholds, and {promised[0]['rows']:,} other ones "
-        "of the same documents show whether the promise was kept.",
-        under="calibrated",
-    )
+    never, tolerance = len(promised) - len(fresh), rows[0]["tolerance"]
+    about = {"first": rows[0], "fresh": promised[0]["rows"], "sure": 1 - rows[0]["delta"]}
+    yield PAGE.say("promise", **about)
     below = sum(row["disagreement"] <= tolerance for row in fresh)
-    yield study.Finding(
-        f"On {promised[0]['rows']:,} fresh rows of the same documents, {below} of {len(fresh)} "
-        f"calibrated rules disagree in at most {percent(tolerance)} of rows; with those whose "
-        f"excess may be chance, it is {sum(row['holds'] for row in fresh)}."
-        + (f" For {never} no threshold could be certified, so they never exit." if never else ""),
-        under="calibrated",
-    )
+    holds = sum(row["holds"] for row in fresh)
+    rest = f" For {never} no threshold could be certified, so they never exit." if never else ""
+    yield PAGE.say("promise_kept", below=below, n=len(fresh), holds=holds, rest=rest, **about)
     tested = [row for row in fresh if row["method"] == "learn-then-test"]
     if tested:
-        best = _best(tested)
-        yield study.Finding(
-            f"Of {len(tested)} promises by learn-then-test, each with its own confidence of "
-            f"{percent(1 - first['delta'])}, the rule {best['rule']!r} through {best['map']} saves "
-            f"most on fresh rows: {best['saved']:.1f} layers, with "
-            f"{percent(best['disagreement'], 1)} disagreement.",
-            under="calibrated",
-        )
+        yield PAGE.say("promise_best", n=len(tested), best=_best(tested), **about)
     away = [row for row in rows if not row["promised"] and row["knob"] is not None]
     if away:
-        yield study.Finding(
-            f"On another text, for which nothing was promised, "
-            f"{sum(row['holds'] for row in away)} of {len(away)} stayed within the tolerance.",
-            under="calibrated",
-        )
+        yield PAGE.say("not_promised", holds=sum(row["holds"] for row in away), n=len(away))
 
 
-# --- claims ------------------------------------------------------------------------------------
-
-
-@study.claim("At 95 % agreement, early exit saves more layers with shortcuts than without.")
-def _saves_more(result: StudyResult) -> study.Verdict:
-    saved = {row["map"]: row for row in result.rows("exits_saved", rule="gap", target=TARGET)}
-    mat, plain = saved["mat"], saved["id"]
+@PAGE.claim("saves_more")
+def _saves_more(result: StudyResult) -> study.Tested:
+    rows = result.rows("exits_saved", rule="gap", target=TARGET, map=("mat", "id"))
+    mat, plain = ({**row, "value": row["saved"]} for row in rows)
     times = f", {mat['saved'] / plain['saved']:.1f} times as many" if plain["saved"] else ""
-    ends = [{"value": row["saved"], "low": row["low"], "high": row["high"]} for row in (mat, plain)]
-    return study.Verdict(
-        above(difference(*ends)),
-        f"{mat['saved']:.1f} of {result.model['n_layers']} layers with shortcuts, "
-        f"{plain['saved']:.1f} without{times} ({mat['rows']:,} rows)",
-        "yes if the two 95 % intervals do not overlap; the paper's rule, with its boldest "
-        "threshold that keeps 95 %",
-    )
+    about = {"mat": mat, "plain": plain, "times": times, "n_layers": result.model["n_layers"]}
+    return above(difference(mat, plain)), about
 
-
-CLAIMS = (
-    _saves_more,
-    study.Claim(
-        "Exiting token by token beats exiting at one fixed layer, at the same mean number of "
-        "layers.",
-        study.Each(
-            pick("exits_lead", rule="gap", map={"id", "mat"}),
-            "clearly at {yes} of {n} thresholds, through id and mat",
-            "yes if the interval of the lead is above 0 at all thresholds, partly if at most; "
-            "fixed exits are interpolated to the same mean number of layers",
-            missing="no threshold of the paper's grid exits anywhere in between",
-        ),
-    ),
-)
-
-# --- figures -----------------------------------------------------------------------------------
 
 ALL, CLOSE = "All thresholds", study.CLOSE_UP_PANEL.capitalize()
 
 
 def _gap_points(panel: str) -> study.Pick:
     """The paper's rule, one colour per lens, beside fixed exits and oracles."""
-    return study.points(
-        "exits",
-        x="layers",
-        y="agreement",
-        line="{map}, {rule}",
-        panel=panel,
-        rule={"gap", "fixed", "oracle"},
-    )
+    rules, line = {"gap", "fixed", "oracle"}, "{map}, {rule}"
+    return study.points("exits", x="layers", y="agreement", line=line, panel=panel, rule=rules)
 
 
 def _gap_lines() -> dict[str, study.Line]:
@@ -262,91 +171,41 @@ def _maps(result: StudyResult) -> list[str]:
     return [name for name in MAPS if name in known and name != "id"]
 
 
-LAYERS = study.Axis("mean layers run per token", "layer")
-AGREEMENT = study.Axis("agreement with the full model", "share")
-FIGURES = (
-    study.Figure(
-        "exit",
-        "Agreement against layers run",
-        "The gap rule stops where the best token is far enough ahead of the second. Each dot is "
-        "one threshold; higher and further left is better. Dashed: every token exits at the same "
-        "layer. Star: an oracle that exits at the first layer whose top token is the model's own; "
-        "no rule can know this.",
-        _gap_points(ALL) + _gap_points(CLOSE),
-        x=LAYERS,
-        y=AGREEMENT,
-        lines=_gap_lines(),
-        zoom={CLOSE: study.CLOSE_UP},
-        columns=2,
-        size=(5.0, 4.3),
-    ),
-    study.Figure(
-        "exit_rules",
-        "All rules",
-        "The same axes, one line per rule. A rule is useful only above the dashed line of fixed "
-        "exits.",
-        lambda r: exit_rows(r, "layers", maps=_maps(r), close_up=True),
-        x=LAYERS,
-        y=AGREEMENT,
-        lines=study.RULE_LINES,
-        columns=2,
-        size=(5.0, 4.0),
-        zoom={f"Through {name}, {study.CLOSE_UP_PANEL}": study.CLOSE_UP for name in MAPS},
-    ),
-    study.Figure(
-        "exit_flops",
-        "Agreement against compute",
-        "The lower axis counts everything that is computed, checks included, and doubles with each "
-        "step. Right of the line, exiting early costs more than running the whole model.",
-        lambda r: exit_rows(r, "flops", maps=_maps(r)),
-        x=study.Axis("FLOPs, relative to the full model", "times"),
-        y=AGREEMENT,
-        lines=study.RULE_LINES,
-        marks=lambda _: replayed.FLOPS_MARKS,
-        columns=2,
-        size=(5.0, 4.5),
-    ),
-    replayed.calibrated_figure(),
-)
-
-
 def _same_rows(result: StudyResult) -> Iterator[study.Row]:
     base = result.row("same_rows", map="mat", rule="gap") or {}
     for row in result.rows("same_rows"):
         yield {**row, "times": row["saved"] / base["saved"] if base.get("saved") else None}
 
 
-SAME_ROWS = study.Table(
-    "same-rows-table",
-    f"Layers saved at {percent(TARGET)} agreement on the same rows, which no rule was trained on",
-    _same_rows,
-    (
-        study.Column("map", "read through"),
-        study.Column("rule"),
-        estimate("saved", "layers saved"),
-        study.Column("times", "times the paper's rule through mat", "{:.2f}"),
-        study.Column("rows", form="{:,.0f}"),
-    ),
-)
-
-SECTION = study.Section(
+SECTION = PAGE.section(
     "exits",
-    "Early exit",
     run,
-    lead="A token that is certain early can exit early. A rule decides this from the reading at "
-    "each layer: when the best token is far enough ahead, when the entropy is low enough, when "
-    "consecutive layers agree. Rules are replayed on the scores of the held-out text.",
-    short="Early exit",
-    help="early exit, replayed and calibrated",
     findings=findings,
     shows=(
-        *CLAIMS,
-        *FIGURES,
+        _saves_more,
+        PAGE.each("token_by_token", pick("exits_lead", rule="gap", map={"id", "mat"})),
+        PAGE.figure(
+            "exit",
+            _gap_points(ALL) + _gap_points(CLOSE),
+            lines=_gap_lines(),
+            zoom={CLOSE: study.CLOSE_UP},
+        ),
+        PAGE.figure(
+            "exit_rules",
+            lambda r: study.exit_rows(r, "layers", maps=_maps(r), close_up=True),
+            lines=study.RULE_LINES,
+            zoom={f"Through {name}, {study.CLOSE_UP_PANEL}": study.CLOSE_UP for name in MAPS},
+        ),
+        PAGE.figure(
+            "exit_flops",
+            lambda r: study.exit_rows(r, "flops", maps=_maps(r)),
+            lines=study.RULE_LINES,
+            marks=lambda _: replayed.FLOPS_MARKS,
+        ),
+        replayed.calibrated_figure(),
         replayed.saved_table("saved-table"),
-        SAME_ROWS,
+        PAGE.table("same-rows-table", _same_rows),
         replayed.calibrated_table(),
         study.Texts("texts"),
     ),
-    needs=("readings",),
-    after=("tuned",),
 )

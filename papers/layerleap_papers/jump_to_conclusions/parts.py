@@ -11,11 +11,12 @@ from torch import Tensor
 from layerleap import StudyResult, study
 from layerleap.act.edits import PartScores
 from layerleap.errors import BadText, ModelRefused
-from layerleap.study import percent
+from layerleap.study import Page, percent
 from layerleap_papers.jump_to_conclusions import curves
 from layerleap_papers.jump_to_conclusions.curves import below_last, both, estimates, values
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
+PAGE = Page(__file__)
 NAMES = {"attn": "attention", "ffn": "the FFN", "norms": "the norms"}
 BIASED_STARTS = 4  # layers from which parts with an intercept are tried: enough to compare
 
@@ -58,7 +59,7 @@ def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[s
     last, rows = jump.shape[1] - 1, []
     sides = [("attn", kind, 0) for kind in agrees if "attn" in agrees and kind != "attn"]
     sides += [(kind, "jump", min(-(-last // 3), last - 1)) for kind in agrees]
-    columns = {name: own.double() for name, own in {**agrees, "jump": jump}.items()}
+    columns = {name: correct.double() for name, correct in {**agrees, "jump": jump}.items()}
     for part, against, start in sides:
         lead = (columns[part] - columns[against])[:, start:last].mean(1, keepdim=True)
         (row,) = estimates(documents, lead)
@@ -70,8 +71,10 @@ def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[study.Row]:
     """How much agreement rises from one start layer to the next, paired by row."""
     return [
         {"map": kind, "layer": layer, **row}
-        for kind, own in agrees.items()
-        for layer, row in enumerate(estimates(documents, torch.diff(own.double()[:, :-1], dim=1)))
+        for kind, correct in agrees.items()
+        for layer, row in enumerate(
+            estimates(documents, torch.diff(correct.double()[:, :-1], dim=1))
+        )
     ]
 
 
@@ -86,99 +89,69 @@ def _agreement(
 def _means(result: StudyResult, start: int = 0) -> dict[str, float]:
     """Mean agreement over start layers, by kind of part."""
     shares = {kind: values(_agreement(result, kind, start)) for kind in NAMES}
-    return {kind: sum(own) / len(own) for kind, own in shares.items() if own}
+    return {kind: sum(by_layer) / len(by_layer) for kind, by_layer in shares.items() if by_layer}
 
 
 def _in_words(means: dict[str, float]) -> str:
     return ", ".join(f"{kind} {percent(mean)}" for kind, mean in means.items())
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """What is left of agreement."""
     means, (first, *_) = _means(result), result.rows("parts", metric="precision@1")
     order = sorted(means, key=means.__getitem__, reverse=True)
     listed = ", ".join(f"{NAMES[kind]} {percent(means[kind])}" for kind in order)
-    yield study.Finding(
-        f"Remaining agreement, averaged over the layers from which on a part is replaced: {listed} "
-        f"(n = {first['rows']:,} states of {first['documents']:,} documents)."
-    )
+    yield PAGE.say("parts", kinds=listed, first=first)
     for kind in order:
         answered = result.rows("parts", map=kind, metric="answered", bias=False)
         worst = min(answered, key=lambda row: row["value"], default=None)
         if worst is not None and worst["value"] < 1:
-            yield study.Finding(
-                f"With {NAMES[kind]} replaced from layer {worst['layer']} on, the model's output "
-                f"is NaN or infinite in {percent(1 - worst['value'])} of states. Such states count "
-                "as wrong, and surprisal has no mean there."
-            )
+            yield PAGE.say("unanswered", kind=NAMES[kind], worst=worst, share=1 - worst["value"])
     for kind in NAMES:
         plain = {row["layer"]: row["value"] for row in _agreement(result, kind)}
-        biased = _agreement(result, kind, bias=True)
-        if biased:
-            changes = [row["value"] - plain[row["layer"]] for row in biased]
-            yield study.Finding(
-                f"Fitting the maps of {NAMES[kind]} with an intercept changes the remaining "
-                f"agreement by {100 * sum(changes) / len(changes):+.1f} points on average over "
-                f"{len(changes)} start layers."
-            )
+        changes = [
+            row["value"] - plain[row["layer"]] for row in _agreement(result, kind, bias=True)
+        ]
+        if changes:
+            points, n = 100 * sum(changes) / len(changes), len(changes)
+            yield PAGE.say("intercept", kind=NAMES[kind], points=points, n=n)
 
 
-@study.claim("Of the parts of a block, attention is the cheapest to replace by a linear map.")
-def _attention(result: StudyResult) -> study.Verdict:
+@PAGE.claim("attention")
+def _attention(result: StudyResult) -> study.Tested:
     rows = [row for row in result.rows("part_leads", part="attn") if row["against"] != "jump"]
     if not rows:
         return study.untested("attention and another kind of part could not both be replaced")
-    return study.Verdict(
-        study.share_of((study.above(row) for row in rows), 1.0),
-        f"mean remaining agreement: {_in_words(_means(result))}",
-        "yes if the intervals of attention's lead over the other kinds are above 0; averaged over "
-        "all start layers",
-    )
+    answer = study.share_of((study.above(row) for row in rows), 1.0)
+    return answer, {"kinds": _in_words(_means(result))}
 
 
-@study.claim(
-    "From about a third of the depth on, replacing any one kind of part costs less than "
-    "jumping over the blocks."
-)
-def _parts_beat_jumps(result: StudyResult) -> study.Verdict:
+@PAGE.claim("parts_beat_jumps")
+def _parts_beat_jumps(result: StudyResult) -> study.Tested:
     rows = result.rows("part_leads", against="jump")
     start = rows[0]["start"]
     jump = both(result, "precision@1")[0][start:-1]
-    return study.Verdict(
-        study.all_of(study.above(row) for row in rows),
-        f"from layer {start} on: {_in_words(_means(result, start))}; whole blocks jumped over "
-        f"{percent(sum(jump) / len(jump))}",
-        "yes if the intervals of the differences are above 0 for all kinds, partly if for some; "
-        "paired by text, averaged over start layers",
-    )
+    about = {"start": start, "kinds": _in_words(_means(result, start))}
+    return study.all_of(study.above(row) for row in rows), {**about, "jump": sum(jump) / len(jump)}
 
 
-@study.claim("Replaced norms ruin the output in the first layers, and recover sharply.")
-def _norms(result: StudyResult) -> study.Verdict:
-    curve_of, steps = _agreement(result, "norms"), result.rows("part_steps", map="norms")
-    if not curve_of:
+@PAGE.claim("norms")
+def _norms(result: StudyResult) -> study.Tested:
+    shares, steps = _agreement(result, "norms"), result.rows("part_steps", map="norms")
+    if not shares:
         return study.untested("the norms of this model could not be replaced")
     last = result.model["n_layers"]
-    early = curve_of[: max(1, last // 5)]
+    early = shares[: max(1, last // 5)]
     first_half = [study.above(row, 0.1) for row in steps if row["layer"] < last / 2]
     ruined = study.all_of(study.below(row, 0.1) for row in early)
     sharp = study.share_of(first_half, 1 / len(first_half)) if first_half else "no"
-    steepest = max(steps, key=lambda row: row["value"], default=None)
-    rise = (
-        ""
-        if steepest is None
-        else f"; steepest rise after layer {steepest['layer']}, by "
-        f"{100 * steepest['value']:.0f} points"
-    )
-    return study.Verdict(
-        study.all_of([ruined, sharp]),
-        f"at most {percent(max(values(early)))} over the first fifth of start layers{rise}",
-        "yes if the intervals of the first fifth are below 10 %, and that of one step in the first "
-        "half is above 10 points",
-    )
+    rise = ""
+    if steps:
+        steepest = max(steps, key=lambda row: row["value"])
+        points = f"{100 * steepest['value']:.0f} points"
+        rise = f"; steepest rise after layer {steepest['layer']}, by {points}"
+    return study.all_of([ruined, sharp]), {"most": max(values(early)), "rise": rise}
 
-
-CLAIMS = (_attention, _parts_beat_jumps, _norms)
 
 LINES = {
     "attn": study.Line("attention replaced", "green"),
@@ -197,70 +170,30 @@ BIASED = {True: " +b", False: ""}
 def _points(metric: str) -> Callable[[StudyResult], list[study.Row]]:
     """Replaced parts, beside readings that skip all blocks."""
     parts = study.points("parts", line="{map}{bias}", metric=metric, words={"bias": BIASED})
-    whole = study.points(
-        "scores", line="{map}", metric=metric, read=curves.main_text, fit=curves.main_fits
-    )
-    return lambda result: [*own, *whole(result)] if (own := parts(result)) else []
+    maps = ("mat", "id")
+    whole = study.points("scores", line="{map}", metric=metric, map=maps, **curves.MAIN)
+    return lambda result: [*replaced, *whole(result)] if (replaced := parts(result)) else []
 
 
-X = study.Axis("layer from which on parts are replaced", "layer")
-FIGURES = (
-    study.Figure(
-        "parts",
-        "Parts of a block replaced: agreement",
-        "Further right, fewer blocks are changed. Replaced parts still run the rest of their "
-        "block; mat and id skip all blocks. Thick lines are maps without an intercept, as in the "
-        "paper, thin dashed lines the same maps fitted with one.",
-        _points("precision@1"),
-        x=X,
-        y=study.Axis("agreement", "share"),
-        lines=LINES,
-        size=(5.2, 4.3),
-        narrow=True,
-    ),
-    study.Figure(
-        "parts_surprisal",
-        "Parts of a block replaced: surprisal",
-        "The same runs, measured by how unlikely the full model finds the top token.",
-        _points("surprisal"),
-        x=X,
-        y=study.Axis("surprisal (nats)", low=0),
-        lines=LINES,
-        marks=curves.floor,
-        size=(5.2, 4.3),
-        narrow=True,
-    ),
-)
-
-
-TABLES = (
-    study.Table(
-        "parts-table",
-        "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
-        "intercept",
-        study.pick(
-            "parts",
-            metric=("precision@1", "surprisal"),
-            bias=(False, True),
-            words={"bias": BIASED, "metric": {"precision@1": "P@1", "surprisal": "nats"}},
-        ),
-        (study.Column("layer", "from layer"),),
-        across="{metric} {map}{bias}",
-        cells=(study.estimate("value"),),
-        forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
-        dense=True,
-    ),
-)
-
-SECTION = study.Section(
+SECTION = PAGE.section(
     "parts",
-    "Which part of a block can be linear?",
     run,
-    lead="A block has parts: attention, a feed-forward network and norms. Here, one kind of part "
-    "is replaced by a matrix in every block after the start layer; everything else runs as it is.",
-    help="parts of blocks replaced by matrices; with --quick only if named",
     findings=findings,
-    shows=(*CLAIMS, *FIGURES, *TABLES),
-    needs=("readings",),
-    quick=False,
+    shows=(
+        _attention,
+        _parts_beat_jumps,
+        _norms,
+        PAGE.figure("parts", _points("precision@1"), lines=LINES),
+        PAGE.figure("parts_surprisal", _points("surprisal"), lines=LINES, marks=curves.floor),
+        PAGE.table(
+            "parts-table",
+            study.pick(
+                "parts",
+                metric=("precision@1", "surprisal"),
+                bias=(False, True),
+                words={"bias": BIASED, "metric": {"precision@1": "P@1", "surprisal": "nats"}},
+            ),
+            forms={f"P@1 {line}": curves.IN_PERCENT for line in LINES},
+        ),
+    ),
 )

@@ -2,23 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, groupby
+from operator import itemgetter
 
 import numpy
 
 from layerleap import StudyResult, load, study
 from layerleap.errors import BadSettings
 from layerleap.lens import finite
-from layerleap.study import between, difference, estimate, opposite, percent, share_of, short
-from layerleap_papers.jump_to_conclusions.curves import (
-    LENSES,
-    is_masked,
-    is_next,
-    point,
-    score_rows,
-)
+from layerleap.study import Page, between, difference, opposite, percent, share_of, short
+from layerleap_papers.jump_to_conclusions import curves
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
+PAGE = Page(__file__)
 CLOSE = 0.1  # curves that are less apart count as the same
 
 
@@ -40,10 +36,10 @@ def run(context: ShortcutContext) -> study.Tables:
             raise BadSettings(f"model {name} is given twice; name other models to compare with")
         folder = context.file("beside", name, model.identity.fingerprint)
         folder.mkdir(exist_ok=True)
-        own = replace(s, text=text, other=None, pairs="final", beside=()).resolved(model)
-        other = ShortcutContext(model, own, folder, context.progress)
+        settings = replace(s, text=text, other=None, pairs="final", beside=()).resolved(model)
+        other = ShortcutContext(model, settings, folder, context.progress)
         scores = other.readings[other.text].scores
-        rows += _curves(other, score_rows(scores, other.text, ["-", other.text]))
+        rows += _curves(other, curves.score_rows(scores, other.text, ["-", other.text]))
         context.note(*(f"{name}: {note}" for note in other.notes))
     return {"sizes": rows}
 
@@ -67,10 +63,8 @@ def _curves(context: ShortcutContext, scores: Sequence[study.Row]) -> list[study
 
 def _by_model(result: StudyResult) -> dict[str, list[study.Row]]:
     """Agreement through mat, by model."""
-    by: dict[str, list[study.Row]] = {}
-    for row in result.rows("sizes", metric="precision@1", map="mat"):
-        by.setdefault(row["model"], []).append(row)
-    return by
+    rows = result.rows("sizes", metric="precision@1", map="mat")
+    return {model: list(by_layer) for model, by_layer in groupby(rows, itemgetter("model"))}
 
 
 def findings(result: StudyResult) -> Iterator[study.Said]:
@@ -79,8 +73,7 @@ def findings(result: StudyResult) -> Iterator[study.Said]:
     for model, rows in _by_model(result).items():
         middle = min(rows, key=lambda row: abs(row["layer"] / row["n_layers"] - 0.5))
         parts.append(f"{model} {percent(middle['value'])}")
-    text = f"Agreement through shortcuts at half of the depth: {', '.join(parts)}."
-    yield (text)
+    yield PAGE.say("sizes", models=", ".join(parts))
 
 
 def _at(rows: Sequence[study.Row], depth: float) -> study.Row:
@@ -93,7 +86,7 @@ def _at(rows: Sequence[study.Row], depth: float) -> study.Row:
     return at
 
 
-def _verdict(result: StudyResult) -> study.Verdict:
+def _tested(result: StudyResult) -> study.Tested:
     """Whether all curves are close to each other, and how far they are apart."""
     models = _by_model(result).values()
     gaps = [
@@ -103,26 +96,8 @@ def _verdict(result: StudyResult) -> study.Verdict:
     ]
     same = share_of((between(gap, -CLOSE, CLOSE) for gap in gaps), 1.0)
     apart = max((abs(gap["value"] or 0.0) for gap in gaps), default=0.0)
-    return study.Verdict(
-        opposite(same) if is_masked(result) else same,
-        f"the curves of {len(models)} models are up to {100 * apart:.0f} points apart",
-        "the same: the interval of every difference between two models, at every tenth of the "
-        "depth, is below 10 points; whether the models are one family is for the reader to say",
-    )
-
-
-CLAIMS = (
-    study.Claim(
-        "Next-token models of different size have the same curve over relative depth.",
-        _verdict,
-        is_next,
-    ),
-    study.Claim(
-        "Masked models of different size have different curves over relative depth.",
-        _verdict,
-        is_masked,
-    ),
-)
+    answer = opposite(same) if curves.is_masked(result) else same
+    return answer, {"n": len(models), "points": 100 * apart}
 
 
 def _points(result: StudyResult) -> Iterator[study.Row]:
@@ -130,21 +105,7 @@ def _points(result: StudyResult) -> Iterator[study.Row]:
         millions = f", {row['parameters'] / 1e6:,.0f} M parameters" if row["parameters"] else ""
         line = f"{short(row['model'])}, {row['n_layers']} layers{millions}"
         depth = row["layer"] / row["n_layers"]
-        yield point(row, x=depth, line=line, panel=LENSES[row["map"]].label)
-
-
-FIGURES = (
-    study.Figure(
-        "sizes",
-        "Agreement by relative depth",
-        "One colour per model. If the curves lie together, models of different depth can be read "
-        "equally well after the same share of their layers.",
-        _points,
-        x=study.Axis("share of the model's layers already run", "share"),
-        y=study.Axis("agreement", "share"),
-        size=(4.8, 4.2),
-    ),
-)
+        yield curves.point(row, x=depth, line=line, panel=curves.LENSES[row["map"]].label)
 
 
 def _table_rows(result: StudyResult) -> Iterator[study.Row]:
@@ -155,30 +116,15 @@ def _table_rows(result: StudyResult) -> Iterator[study.Row]:
                     yield {**row, "column": f"P@1 {name} at {25 * quarter} %"}
 
 
-TABLES = (
-    study.Table(
-        "sizes-table",
-        "Agreement (%) by relative depth",
-        _table_rows,
-        (
-            study.Column("model"),
-            study.Column("parameters", form="{:,.0f}"),
-            study.Column("n_layers", "layers"),
-            study.Column("d_model", "width"),
-        ),
-        across="column",
-        cells=(estimate("value", "", "{:.1f}", 100),),
-    ),
-)
-
-SECTION = study.Section(
+SECTION = PAGE.section(
     "sizes",
-    "Models of several sizes",
     run,
-    lead="The same reading of several models, laid over each other by relative depth.",
-    help="other models, named by --beside",
     findings=findings,
-    shows=(*CLAIMS, *FIGURES, *TABLES),
-    needs=("readings",),
+    shows=(
+        PAGE.claim("sizes_next")(_tested),
+        PAGE.claim("sizes_masked")(_tested),
+        PAGE.figure("sizes", _points),
+        PAGE.table("sizes-table", _table_rows),
+    ),
     when=lambda s: bool(s.beside),
 )

@@ -81,8 +81,8 @@ def train(
     and is compared with, is fitted on the other rows alone, so that these rows are new to both.
     Both trainings save their state beside `checkpoint`.
     """
-    own, stopping = rows.split(STOPPING, settings.seed)
-    start = _start(own, settings, checkpoint.with_name(f"{checkpoint.name}-start"))
+    training, stopping = rows.split(STOPPING, settings.seed)
+    start = _start(training, settings, checkpoint.with_name(f"{checkpoint.name}-start"))
     tuning = Tuning(max_rows=settings.tuned_rows, seed=settings.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record: list[Row] = []
@@ -94,7 +94,7 @@ def train(
         bank, lines = tune_maps(
             model,
             start,
-            own,
+            training,
             stopping,
             replace(tuning, start=way, max_rows=most),
             checkpoint=checkpoint.with_name(f"{checkpoint.name}-{way}.safetensors"),

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from layerleap import StudyResult, study
-from layerleap.study import above, all_of, below, estimate, short, untested
+from layerleap.study import Page, above, all_of, below, short, untested
 from layerleap_papers.jump_to_conclusions.curves import LENSES, estimates, is_masked, point
 from layerleap_papers.jump_to_conclusions.shortcut_context import ShortcutContext
 
+PAGE = Page(__file__)
 COLOURS = ("blue", "green", "pink", "olive")  # of fits, in their order
 
 
@@ -22,39 +23,24 @@ def tables(context: ShortcutContext) -> study.Tables:
         agrees = [(scores.rank[fit][:, :-1] == 0).double() for fit in (home, guest)]
         change = (agrees[1] - agrees[0]).mean(1, keepdim=True)
         (row,) = estimates(scores.documents, change)
-        rows.append(
-            {
-                "read": read,
-                "fitted_on": away,
-                "fit": guest,
-                "own_fit": home,
-                **row,
-                "fit_rows": context.counts("fit", guest)["rows"],
-                "own_rows": context.counts("fit", home)["rows"],
-            }
-        )
+        about = {"read": read, "fitted_on": away, "fit": guest, "own_fit": home}
+        sizes = {
+            f"{name}_rows": context.counts("fit", fit)["rows"]
+            for name, fit in (("fit", guest), ("own", home))
+        }
+        rows.append({**about, **row, **sizes})
     return {"transfer": rows}
 
 
-def findings(result: StudyResult) -> Iterator[study.Finding]:
+def findings(result: StudyResult) -> Iterator[study.Said]:
     """Fits of equal size are compared: more text gives better maps, wherever it comes from."""
     for row in result.rows("transfer"):
-        change = 100 * row["value"]
-        verb = "loses" if change < 0 else "gains"
-        yield study.Finding(
-            f"Reading {row['read']} with shortcuts fitted on {row['fitted_on']} {verb} "
-            f"{abs(change):.1f} points of agreement on average over layers, compared with "
-            f"shortcuts fitted on {row['read']} ({row['fit_rows']:,} rows of {row['fitted_on']}, "
-            f"{row['own_rows']:,} of {row['read']}).",
-            under="transfer",
-        )
+        verb, points = "loses" if row["value"] < 0 else "gains", abs(100 * row["value"])
+        yield PAGE.say("transfer", row=row, verb=verb, points=points)
 
 
-@study.claim(
-    "Shortcuts fitted on one text work for another; masked models lose next to nothing, "
-    "next-token models some points of agreement."
-)
-def _transfers(result: StudyResult) -> study.Verdict:
+@PAGE.claim("transfers")
+def _transfers(result: StudyResult) -> study.Tested:
     rows = result.rows("transfer")
     if not rows:
         return untested("only one text was given")
@@ -69,63 +55,34 @@ def _transfers(result: StudyResult) -> study.Verdict:
             "is above 1 point, partly if it is smaller"
         )
     changes = ", ".join(f"{100 * row['value']:+.1f} points reading {row['read']}" for row in rows)
-    return study.Verdict(answer, changes, f"{why}; fits of equal size")
+    return answer, {"changes": changes, "why": why}
 
 
-CLAIMS = (_transfers,)
-
-
-def _curves(result: StudyResult) -> Iterator[tuple[str, study.Row]]:
-    """Every agreement curve, under its label, if a second text was read."""
+def _curves(result: StudyResult) -> Iterator[study.Row]:
+    """Every agreement curve as points and as columns, if a second text was read."""
     if not result.settings["other"]:
         return
     rows = result.rows("scores", metric="precision@1")
-    for read in dict.fromkeys(row["read"] for row in rows):
-        # A text's own fit comes first: the others are compared with it.
-        own = [row for row in rows if row["read"] == read]
-        for row in sorted(own, key=lambda row: (row["fit"] == "-", row["fit"] != read)):
-            yield read, row
+    reads = list(dict.fromkeys(row["read"] for row in rows))
+    # A text's own fit comes first: the others are compared with it.
+    rows.sort(
+        key=lambda row: (reads.index(row["read"]), row["fit"] == "-", row["fit"] != row["read"])
+    )
+    fits = [fit for fit in dict.fromkeys(row["fit"] for row in rows) if fit != "-"]
+    for row in rows:
+        read, fit = row["read"], row["fit"]
+        look = {"line": "id", "colour": LENSES["id"].colour, "column": f"id, read on {read}"}
+        if fit != "-":
+            look = {
+                "line": f"mat fitted on {short(fit, 36)}",
+                "colour": COLOURS[fits.index(fit) % len(COLOURS)],
+                "column": f"mat fitted on {fit}, read on {read}",
+            }
+        yield {**row, **point(row, panel=f"read on {short(read)}", **look)}
 
 
-def _points(result: StudyResult) -> Iterator[study.Row]:
-    every = list(_curves(result))
-    fits = [fit for fit in dict.fromkeys(row["fit"] for _, row in every) if fit != "-"]
-    for read, row in every:
-        is_id = row["fit"] == "-"
-        line = "id" if is_id else f"mat fitted on {short(row['fit'], 36)}"
-        colour = LENSES["id"].colour if is_id else COLOURS[fits.index(row["fit"]) % len(COLOURS)]
-        yield point(row, panel=f"read on {short(read)}", line=line, colour=colour)
-
-
-FIGURES = (
-    study.Figure(
-        "transfer",
-        "Other texts",
-        "Agreement on each text, with maps fitted on that text and on the other one; if one text "
-        "is much larger, also with maps fitted on as few rows of it. If the curves lie together, "
-        "the maps describe the model and not the text.",
-        _points,
-        y=study.Axis("agreement", "share"),
-        lines={"id": LENSES["id"]},
-        size=(4.6, 3.6),
-    ),
-)
-
-
-def _table_rows(result: StudyResult) -> Iterator[study.Row]:
-    for read, row in _curves(result):
-        fit = "" if row["fit"] == "-" else f" fitted on {row['fit']}"
-        yield {**row, "column": f"{row['map']}{fit}, read on {read}"}
-
-
-TABLES = (
-    study.Table(
-        "transfer-table",
-        "Agreement (Precision@1, %) by layer, across texts",
-        _table_rows,
-        (study.Column("layer"),),
-        across="column",
-        cells=(estimate("value", "", "{:.1f}", 100),),
-        dense=True,
-    ),
+SHOWS = (
+    _transfers,
+    PAGE.figure("transfer", _curves, lines={"id": LENSES["id"]}),
+    PAGE.table("transfer-table", _curves),
 )

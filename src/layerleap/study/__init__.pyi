@@ -52,6 +52,7 @@ from .fits import (
     Fitted as Fitted,
     named as named,
 )
+from .pages import Page as Page, Tested as Tested, words as words
 from .picks import KNOWN as KNOWN, Pick as Pick, pick as pick, points as points
 from .result import (
     Finding as Finding,

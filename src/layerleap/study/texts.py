@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings, BadText
+from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.stream import espeak, generated
 from layerleap.stream.batches import batches_of, modality
@@ -184,6 +185,20 @@ class TextContext(Context[TS]):
         """Digests of both sides: a changed text must be fitted on and read again."""
         sides = self.census("fit", may_be_empty=True), self.census()
         return [side.to_dict()["fingerprint"] for side in sides]
+
+    def judged(self, bank: ShortcutBank, *, is_given: bool) -> ShortcutBank:
+        """The bank, with a note if what is read through it cannot be trusted as it is."""
+        deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
+        if is_given:
+            self.note(
+                "The bank was given, so it may have been fitted on documents that are read here."
+            )
+        elif deficient:
+            self.note(
+                f"{len(deficient)} of {len(bank.fits)} maps were fitted on fewer independent rows "
+                f"than the {bank.d_model} that they need: fit on more before you judge its maps."
+            )
+        return bank
 
     def read(self, role: str, text: str, data: Mapping[str, Any], started: float) -> None:
         """Record what was fitted on or read, and note a shortage.

@@ -12,7 +12,7 @@ from layerleap.lens.random_walks import RandomWalk
 from layerleap.lens.saturation import Saturation
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 from layerleap_papers.beyond_the_top1.order import (
-    CLAIMS,
+    SECTION,
     described,
     headline,
     in_order,
@@ -156,7 +156,7 @@ def test_the_headline_counts_every_selection():
 def test_the_claim_of_order_holds_only_if_all_selections_agree():
     rows = torch.arange(300)
     found = order(made(ordered(300)), RandomWalk(made(random_layers(300, seed=1)), rows))
-    claim = CLAIMS[0].test
+    claim = SECTION.claims[0].test
     result = SimpleNamespace(rows=lambda *_, **__: found["tau"])
     assert claim(result).agrees == "yes"
     found["tau"][1]["beats_walk"] = found["tau"][1]["beats_exchangeable"] = "no"

@@ -17,7 +17,14 @@ from layerleap.models.weights import dual, ffn_keys, unembedding, vectors
 from layerleap.stream.batches import batches_of
 from layerleap.study.result import StudyResult
 from layerleap.study.studies import find
-from layerleap_papers.embedding_space import STUDY, columns, inner_products, neurons, pairs, tokens
+from layerleap_papers.embedding_space import (
+    STUDY,
+    columns,
+    inner_products,
+    neurons,
+    overlaps,
+    tokens,
+)
 from layerleap_papers.embedding_space.matches import OTHERS, OWN, match
 from layerleap_papers.embedding_space.passes import BY_COEFFICIENT, BY_SIZE, observe
 from tiny_models import tiny
@@ -83,9 +90,9 @@ def test_partners_of_grouped_heads_are_those_of_an_explicit_loop(n_heads, n_kv):
     width = 5
     partners = columns.partners_of(n_heads, n_kv, width, seeded())
     own = [(head // (n_heads // n_kv)) * width + i for head in range(n_heads) for i in range(width)]
-    assert partners[pairs.OWN].tolist() == own
+    assert partners[overlaps.OWN].tolist() == own
     for control in columns.CONTROLS:
-        assert not (partners[control] == partners[pairs.OWN]).any()
+        assert not (partners[control] == partners[overlaps.OWN]).any()
     # Within a head, the control stays there and uses every column once.
     for head, chosen in enumerate(partners[columns.HEAD].split(width)):
         first = own[head * width]
@@ -95,7 +102,7 @@ def test_partners_of_grouped_heads_are_those_of_an_explicit_loop(n_heads, n_kv):
 
 
 def test_rise_is_that_of_a_straight_line_and_means_are_plain():
-    depth = pairs.Depth()
+    depth = overlaps.Depth()
     for block in (1, 2, 3, 4):
         depth.add(block, "plain", {("keys", "own"): torch.full((10,), 0.1 * block)})
     mean, rise = depth.over_all()
@@ -108,14 +115,14 @@ def test_rise_is_that_of_a_straight_line_and_means_are_plain():
 
 def test_vectors_of_one_group_are_drawn_together():
     values = {("columns", "own"): torch.arange(12.0)}
-    single, pairs_of_two, one = (pairs.Depth() for _ in range(3))
+    single, pairs_of_two, one = (overlaps.Depth() for _ in range(3))
     # Two copies of the same vectors are no more evidence than one.
     single.add(1, "plain", {place: v[::2] for place, v in values.items()})
     doubled = {place: v[::2].repeat_interleave(2) for place, v in values.items()}
     pairs_of_two.add(1, "plain", doubled, torch.arange(6).repeat_interleave(2))
     ends = [(d.rows[0]["low"], d.rows[0]["high"]) for d in (single, pairs_of_two)]
     assert ends[0] == pytest.approx(ends[1])
-    alone = pairs.Depth()
+    alone = overlaps.Depth()
     alone.add(1, "plain", doubled)
     assert alone.rows[0]["high"] - alone.rows[0]["low"] < ends[0][1] - ends[0][0]
     one.add(1, "plain", values, torch.zeros(12, dtype=torch.long))
@@ -143,15 +150,17 @@ def test_a_planted_overlap_is_found_and_only_there():
     assert all(row["high"] < 0.1 for place, row in lead.items() if place != (2, "ffn.up"))
     better = result.row("neurons", layer=2, pair="both", reading="plain")
     assert better["high"] < -0.5
-    assert {row["reading"] for row in result.rows("neurons")} == set(pairs.READINGS)
+    assert {row["reading"] for row in result.rows("neurons")} == set(overlaps.READINGS)
 
 
 def test_overlaps_are_those_of_the_whole_projection():
     model = tiny("gpt2")
     matrix = unembedding(model).float()
     rows = torch.tensor([3, 8, 20])
-    chosen = pairs.Pairs("keys", "ffn.key", "ffn.value", rows, {"own": rows, "other": rows.flip(0)})
-    ((reading, found),) = pairs.overlaps(model, matrix, 2, [chosen], ["plain"], 6)
+    chosen = overlaps.Pairs(
+        "keys", "ffn.key", "ffn.value", rows, {"own": rows, "other": rows.flip(0)}
+    )
+    ((reading, found),) = overlaps.overlaps(model, matrix, 2, [chosen], ["plain"], 6)
     assert reading == "plain"
     tops = [
         [set(row.abs().topk(6).indices.tolist()) for row in vectors(model, 2, kind) @ matrix.T]

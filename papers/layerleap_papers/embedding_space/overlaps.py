@@ -4,25 +4,21 @@ In: which vectors of a block belong together, and controls. Out: Jaccard indices
 tokens, and rows with intervals, layer by layer and over the depth.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from layerleap import StudyResult, Transformer
+from layerleap.errors import ModelRefused
 from layerleap.lens import ANY, Documents, ends, finite, freedom
-from layerleap.models.weights import vectors
-from layerleap.study import Answer, Row, above
-from layerleap_papers.embedding_space.tokens import Order, jaccard, top_ids
+from layerleap.models.weights import kinds, refusals, vectors
+from layerleap.study import Answer, Row, Tables, above
+from layerleap_papers.embedding_space.embedding_context import EmbeddingContext, Vectors
+from layerleap_papers.embedding_space.tokens import READINGS, jaccard, top_ids
 
-# Which tokens of a vector count, and whether norms are folded in.
-READINGS: dict[str, tuple[Order, bool]] = {
-    "plain": ("magnitude", False),
-    "signed": ("high", False),
-    "folded": ("magnitude", True),
-}
-OWN = "own"
+OWN, SHUFFLED = "own", "shuffled"
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,59 @@ class Pairs:
     right: str
     rows: Tensor  # of `left`
     partners: Mapping[str, Tensor]  # rows of `right`: those under "own" belong to `rows`
+
+
+GATED = ("ffn.gate", "ffn.up")  # keys of a neuron that are compared with each other, too
+BETTER = "gate over up"  # lead of gates minus lead of ups
+
+
+def verified(
+    context: EmbeddingContext,
+    model: Transformer,
+    pairs: Mapping[str, tuple[str, str]],
+    what: str,
+    *,
+    least: int,
+) -> dict[int, list[str]]:
+    """By block, the pairs with two verified kinds; blocks with fewer than `least` are noted."""
+    by_block: dict[int, list[str]] = {}
+    reasons: dict[str, list[int]] = {}
+    for block in range(1, model.n_layers + 1):
+        known = set(kinds(model, block))
+        names = [name for name, both in pairs.items() if known >= set(both)]
+        if names:
+            by_block[block] = names
+        if len(names) < least:
+            reasons.setdefault("; ".join(refusals(model, block)), []).append(block)
+    if not by_block:
+        raise ModelRefused(next(iter(reasons)))
+    for reason, blocks in reasons.items():
+        context.note(f"{what} of layers {', '.join(map(str, blocks))} are left out: {reason}.")
+    return by_block
+
+
+def overlap_tables(
+    context: EmbeddingContext,
+    read: Vectors,
+    blocks: Mapping[int, Sequence[str]],
+    pairs_of: Callable[[int, str], Pairs],
+    name: str,
+) -> Tables:
+    """Overlaps of the pairs of every block, by layer and over the depth; `name` of the table."""
+    depth = Depth()
+    for number, (block, names) in enumerate(blocks.items()):
+        context.progress(f"overlap of {name}", number, len(blocks), "layers")
+        pairs = [pairs_of(block, pair) for pair in names]
+        made = overlaps(read.model, read.matrix, block, pairs, read.readings, context.settings.k)
+        for reading, by_pair in made:
+            leads = {pair: with_leads(by_partner) for pair, by_partner in by_pair.items()}
+            for pair in pairs:
+                columns = {(pair.name, m): value for m, value in leads[pair.name].items()}
+                depth.add(block, reading, columns, pair.partners[OWN])
+            if set(GATED) <= set(names):
+                gates, ups = (leads[key][lead_over(SHUFFLED)] for key in GATED)
+                depth.add(block, reading, {("both", BETTER): gates - ups})
+    return {name: depth.rows, f"{name}_depth": depth.over_all()}
 
 
 def overlaps(
@@ -49,36 +98,33 @@ def overlaps(
     for pair in pairs:
         for kind, rows in ((pair.left, [pair.rows]), (pair.right, [*pair.partners.values()])):
             needed[kind] = torch.cat([needed.get(kind, pair.rows[:0]), *rows]).unique()
+
+    def at(tokens: Mapping[str, Tensor], kind: str, rows: Tensor) -> Tensor:
+        return tokens[kind][torch.searchsorted(needed[kind], rows)]
+
     readings = list(readings)
     for fold in sorted({READINGS[reading][1] for reading in readings}):
-        chosen = [reading for reading in readings if READINGS[reading][1] is fold]
-        orders = [READINGS[reading][0] for reading in chosen]
+        orders = {r: READINGS[r][0] for r in readings if READINGS[r][1] is fold}
         ids = {
-            kind: top_ids(vectors(model, block, kind, fold=fold)[rows], matrix, k, *orders)
+            kind: top_ids(vectors(model, block, kind, fold=fold)[rows], matrix, k, *orders.values())
             for kind, rows in needed.items()
         }
-        for reading, order in zip(chosen, orders, strict=True):
-            yield (
-                reading,
-                {
-                    pair.name: {
-                        name: jaccard(
-                            ids[pair.left][order][torch.searchsorted(needed[pair.left], pair.rows)],
-                            ids[pair.right][order][torch.searchsorted(needed[pair.right], partner)],
-                        )
-                        for name, partner in pair.partners.items()
-                    }
-                    for pair in pairs
-                },
-            )
+        for reading, order in orders.items():
+            tokens = {kind: by_order[order] for kind, by_order in ids.items()}
+            indices = {
+                pair.name: {
+                    name: jaccard(at(tokens, pair.left, pair.rows), at(tokens, pair.right, partner))
+                    for name, partner in pair.partners.items()
+                }
+                for pair in pairs
+            }
+            yield reading, indices
 
 
 def with_leads(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same columns, and for each control what a vector's own partner has more."""
-    leads = {
-        lead_over(name): columns[OWN] - value for name, value in columns.items() if name != OWN
-    }
-    return {**columns, **leads}
+    controls = {name: value for name, value in columns.items() if name != OWN}
+    return {**columns, **{lead_over(n): columns[OWN] - value for n, value in controls.items()}}
 
 
 def lead_over(control: str) -> str:
@@ -104,10 +150,7 @@ class Depth:
         columns: Mapping[tuple[str, str], Tensor],
         groups: Tensor | None = None,
     ) -> None:
-        """Take in columns (pair, measure) of one layer, all with a value per vector.
-
-        `groups` says which vectors belong together; by default each stands alone.
-        """
+        """Take in columns (pair, measure) of one layer; vectors of a group belong together."""
         values = torch.stack(list(columns.values()), dim=1)
         groups = torch.arange(len(values)) if groups is None else groups
         vectors = Documents(groups)
@@ -116,7 +159,9 @@ class Depth:
             columns, vectors.means(values), variances, strict=True
         ):
             row = {"layer": block, "pair": pair, "reading": reading, "measure": measure}
-            self.rows.append({**row, **_without_documents(estimate.to_dict())})
+            # Intervals are over vectors: no documents are read.
+            counts = {key: v for key, v in estimate.to_dict().items() if key != "documents"}
+            self.rows.append({**row, **counts})
             self.spreads.setdefault((pair, reading, measure), []).append((variance, degrees))
 
     def over_all(self) -> list[Row]:
@@ -150,10 +195,6 @@ class Depth:
             }
 
 
-def _without_documents(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key != "documents"}
-
-
 def sample_of(n: int, limit: int | None, generator: torch.Generator) -> Tensor:
     """At most `limit` of n rows, in order; all when None."""
     if limit is None or limit >= n:
@@ -169,11 +210,3 @@ def answers(result: StudyResult, table: str, reading: str = "plain", **where: st
 def mean_of(result: StudyResult, table: str, **where: str) -> Row | None:
     """The mean over layers of one measure, from a table of `Depth.over_all`."""
     return result.row(table, **{"reading": "plain", "over": "mean", **where})
-
-
-def interval(row: Row, form: str = "{:.3f}") -> str:
-    """A value with its interval, for sentences."""
-    value = form.format(row["value"])
-    if row.get("low") is None or row.get("high") is None:
-        return f"{value} (no interval)"
-    return f"{value} ({form.format(row['low'])} to {form.format(row['high'])})"
