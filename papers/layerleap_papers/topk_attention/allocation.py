@@ -9,7 +9,7 @@ steps. What steps cost together is measured.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 Plan = dict[int, int]  # by block, the number of its level; 0 is the whole block
 
@@ -59,7 +59,7 @@ def steps(costs: Mapping[int, Sequence[float]], kept: Sequence[float]) -> list[P
             than a milder one counts as costing the same: such differences are noise.
         kept: the part that each level keeps, falling from 1.
     """
-    risen = {block: _rising(own) for block, own in costs.items()}
+    risen = {block: list(accumulate(by_level, max)) for block, by_level in costs.items()}
     plan: Plan = dict.fromkeys(costs, 0)
     plans = [dict(plan)]
     last = len(kept) - 1
@@ -74,14 +74,6 @@ def steps(costs: Mapping[int, Sequence[float]], kept: Sequence[float]) -> list[P
         plan[block] = to
         plans.append(dict(plan))
     return plans
-
-
-def _rising(costs: Sequence[float]) -> list[float]:
-    risen, highest = [], 0.0
-    for cost in costs:
-        highest = max(highest, cost)
-        risen.append(highest)
-    return risen
 
 
 def furthest(n: int, cost: Callable[[int], float], limit: float) -> int:
