@@ -44,9 +44,9 @@ def _run(context: SparsityContext) -> study.Tables:
     table: list[study.Row] = []
     for number, k in enumerate(known):
         context.progress("attention with k keys", number, len(known), "runs")
-        about = {"affected": float((visible > k).double().mean())}
+        about = {"k": k, "affected": float((visible > k).double().mean())}
         about["keys_kept"] = kept_share(visible, k)
-        table += rows.table(rows.measure(TopKAttention(k=k)).columns(), k=k, **about)
+        table += rows.table(rows.measure(TopKAttention(k=k)).columns(), about)
     sizes = {"mean_keys": float(visible.double().mean()), "most_keys": most, "rows": len(rows)}
     return {"attention": table, "attention_sizes": [sizes]}
 

@@ -161,9 +161,9 @@ def _checked(rows: Rows, part: Part, plan: Plan) -> Iterator[study.Row]:
     everywhere = rows.measure(part.edit(dict.fromkeys(part.blocks, same))).columns()
     about = {"kind": part.kind, "kept": mean, "uniform": same}
     about["uniform_kept"] = part.kept(same, rows)
-    yield from rows.table(budget, **about, what="budget")
-    yield from rows.table(everywhere, **about, what="same everywhere")
-    yield from rows.table(everywhere - budget, (ANY,), **about, what=GAIN)
+    yield from rows.table(budget, {**about, "what": "budget"})
+    yield from rows.table(everywhere, {**about, "what": "same everywhere"})
+    yield from rows.table(everywhere - budget, {**about, "what": GAIN}, (ANY,))
 
 
 def _uniform(rows: Rows, part: Part, mean: float) -> float:

@@ -131,9 +131,7 @@ class Rows:
                 rows.append({"value": None, "low": None, "high": None, "rows": 0, "documents": 0})
         return rows
 
-    def table(
-        self, columns: Tensor, bounds: Sequence[Bounds] = POSSIBLE, **about: object
-    ) -> list[Row]:
+    def table(self, columns: Tensor, about: Row, bounds: Sequence[Bounds] = POSSIBLE) -> list[Row]:
         """One row per measure that is known, with its interval."""
         rows = zip(PANELS, self.estimates(columns, *bounds), strict=True)
         return [{**about, "measure": name, **row} for name, row in rows if row["value"] is not None]

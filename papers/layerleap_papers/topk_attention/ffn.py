@@ -63,10 +63,11 @@ def sweep(
             progress(f"FFNs of {rows.model.identity.name}", done, len(kept) * len(rules), "runs")
             measured[rule] = rows.measure(TopKNeurons(k, rule))
             about = {"share": share, "neurons": min(k.values()), "rule": rule}
-            table += rows.table(measured[rule].columns(), **about)
+            table += rows.table(measured[rule].columns(), about)
         by_size = measured.pop("size").columns()
         for rule, one in measured.items():
-            paired += rows.table(one.columns() - by_size, (ANY,), share=share, rule=rule)
+            about = {"share": share, "rule": rule}
+            paired += rows.table(one.columns() - by_size, about, (ANY,))
     return table, paired
 
 

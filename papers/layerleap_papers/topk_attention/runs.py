@@ -150,7 +150,7 @@ def _descend(
     every = max(1, steps // settings.points)
     for step, loss in enumerate(losses, start=1):
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
