@@ -10,29 +10,28 @@ cannot be told.
 from collections.abc import Iterator
 
 from layerleap import StudyResult, study
-from layerleap.lens import nested_means
-from layerleap.study import above, estimate, pick
+from layerleap.study import Column, above, estimate, pick
 from layerleap_papers.icl_and_gradient_descent.claims import interval
 from layerleap_papers.icl_and_gradient_descent.icl_accuracy import names, panel
-from layerleap_papers.icl_and_gradient_descent.icl_context import FAILED, IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.rates import NAMES
+from layerleap_papers.icl_and_gradient_descent.icl_context import (
+    FAILED,
+    NAMES,
+    IclContext,
+    mean_of,
+    merged,
+)
 
-ANSWERS = {
-    "yes": "learned by",
-    "cannot tell": "not clearly learned by",
-    "no": "made worse by",
-}
-CONTROLS = {"": "", "labels": "shuffled answers", "untrained": "untrained blocks"}
+ANSWERS = {"yes": "learned by", "cannot tell": "not clearly learned by", "no": "made worse by"}
+CONTROLS = {"labels": "shuffled answers", "untrained": "untrained blocks"}
 
 
 def tables(context: IclContext) -> study.Tables:
     """Gains over no training, and failed trainings."""
-    gains: list[study.Row] = []
-    failed: list[study.Row] = []
+    gains, failed = list[study.Row](), list[study.Row]()
     for task, cells in context.cells():
         for way in context.settings.ways:
             if groups := merged(cells, f"gain/{way}"):
-                row = nested_means([group[:, None] for group in groups])[0].to_dict()
+                row = mean_of(groups)
                 gains.append({"task": task, "way": way, **row, "learns": above(row)})
         for seed, cell in zip(context.seeds, cells, strict=True):
             for _, way, control in (key.split("/") for key in cell if key.startswith(FAILED)):
@@ -44,51 +43,33 @@ def findings(result: StudyResult) -> Iterator[study.Finding]:
     """Which ways learn a task, and trainings that failed."""
     for task in names(result):
         rows = result.rows("learns", task=task)
-        said = []
+        parts = []
         for answer, words in ANSWERS.items():
-            own = [row for row in rows if row["learns"] == answer]
-            if own:
-                ways = ", ".join(f"{NAMES[row['way']]} {interval(row, '+.3g')}" for row in own)
-                said.append(f"{words} {ways}")
-        if said:
+            if ways := [
+                f"{NAMES[row['way']]} {interval(row, '+.3g')}"
+                for row in rows
+                if row["learns"] == answer
+            ]:
+                parts.append(f"{words} {', '.join(ways)}")
+        if parts:
             is_idle = any(row["learns"] != "yes" for row in rows)
             rest = " No claim uses a way that does not clearly learn." if is_idle else ""
             yield study.Finding(
-                f"{panel(result, task)}: {'; '.join(said)} (gain of the right answer's "
+                f"{panel(result, task)}: {'; '.join(parts)} (gain of the right answer's "
                 f"log-probability over no training, in nats).{rest}",
                 under="learns-table",
             )
-        for (way, control), seeds in _failures(result, task).items():
-            name = f"{NAMES[way]}, {CONTROLS[control]}," if control else NAMES[way]
+        failures: dict[str, list[str]] = {}
+        for row in result.rows("failed_trainings", task=task):
+            control = f", {CONTROLS[row['control']]}," if row["control"] else ""
+            failures.setdefault(f"{NAMES[row['way']]}{control}", []).append(str(row["seed"]))
+        for name, seeds in failures.items():
             yield study.Finding(
                 f"{panel(result, task)}: training by {name} diverged to NaN or infinity with seed "
-                f"{', '.join(map(str, seeds))}, so nothing is reported for it on this task.",
+                f"{', '.join(seeds)}, so nothing is reported for it on this task.",
                 under="learns-table",
             )
 
-
-def _failures(result: StudyResult, task: str) -> dict[tuple[str, str], list[int]]:
-    by: dict[tuple[str, str], list[int]] = {}
-    for row in result.rows("failed_trainings", task=task):
-        by.setdefault((row["way"], row["control"]), []).append(row["seed"])
-    return by
-
-
-TABLES = (
-    study.Table(
-        "learns-table",
-        "Gain of the right answer's log-probability by training, in nats",
-        pick("learns"),
-        (
-            study.Column("task"),
-            study.Column("way", "trained by", words=NAMES),
-            estimate("value", "gain", "{:+.3f}"),
-            study.Column("rows", "queries", "{:,.0f}"),
-            study.Column("learns", colours=study.GOOD_OR_BAD),
-        ),
-        terminal=True,
-    ),
-)
 
 SECTION = study.Section(
     key="learns",
@@ -102,5 +83,19 @@ SECTION = study.Section(
     "of the study, on which no rate was chosen: is the right answer more likely than without "
     "training? What a way does that does not clearly learn is shown, but no claim uses it.",
     findings=findings,
-    shows=(*TABLES,),
+    shows=(
+        study.Table(
+            "learns-table",
+            "Gain of the right answer's log-probability by training, in nats",
+            pick("learns"),
+            (
+                Column("task"),
+                Column("way", "trained by", words=NAMES),
+                estimate("value", "gain", "{:+.3f}"),
+                Column("rows", "queries", "{:,.0f}"),
+                Column("learns", colours=study.GOOD_OR_BAD),
+            ),
+            terminal=True,
+        ),
+    ),
 )
