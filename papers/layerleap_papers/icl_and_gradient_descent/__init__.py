@@ -18,7 +18,6 @@ from layerleap_papers.icl_and_gradient_descent import (
     layers,
     rates,
     similarity,
-    training_accuracy,
 )
 from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, IclSettings
 from layerleap_papers.icl_and_gradient_descent.rates import LOSSES
@@ -88,7 +87,7 @@ STUDY = Study(
     sections=(
         icl_accuracy.SECTION,
         rates.SECTION,
-        training_accuracy.SECTION,
+        rates.LEARNS,
         similarity.SECTION,
         changes.SECTION,
         layers.SECTION,

@@ -72,15 +72,16 @@ def _changes(
         return
     jaccards, recalls = [], []
     for cell, seed in zip(cells, seeds, strict=True):
-        predictions = [cell[f"prediction/{c}"] for c in (*BEFORE, case)]
-        right = [cell[f"right/{c}"].bool() for c in (*BEFORE, case)]
-        if place["control"] == "queries":
-            partner = shuffled(len(right[0]), seed)
-            jaccards.append(change_jaccard(*predictions, partner))
-            recalls.append(recall_by_chance(*right[:2]))
-        else:
-            jaccards.append(change_jaccard(*predictions))
-            recalls.append(recall_to_fine_tuned(*right))
+        before, shown, after = (cell[f"prediction/{c}"] for c in (*BEFORE, case))
+        is_other = place["control"] == "queries"
+        partner = shuffled(len(before), seed) if is_other else None
+        jaccards.append(change_jaccard(before, shown, after, partner))
+        before, shown, after = (cell[f"right/{c}"].bool() for c in (*BEFORE, case))
+        recalls.append(
+            recall_by_chance(before, shown)
+            if is_other
+            else recall_to_fine_tuned(before, shown, after)
+        )
     # What one query can count at most: two changes that differ, or once.
     for measure, ratios, most in (("jaccard", jaccards, 2), ("recall", recalls, 1)):
         yield {**place, "measure": measure, **_estimate(ratios, most)}

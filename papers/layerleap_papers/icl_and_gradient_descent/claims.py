@@ -94,8 +94,8 @@ class Judged:
                 seen.append(f"{name} {idle or 'not measured'}")
             else:
                 answers.append(self.answer(row))
-                is_form = isinstance(self.words, str)
-                words = interval(row, self.words) if is_form else self.words(row)
+                form = self.words
+                words = interval(row, form) if isinstance(form, str) else form(row)
                 seen.append(f"{name} {words}")
         return study.Verdict(self.together(answers), "; ".join(seen), self.why)
 

@@ -209,8 +209,10 @@ class _Cell:
         self._keep(way, "", trial.similarity(trained))
         self._keep(way, "queries", trial.similarity(trained, self.partner))
         self.tensors[f"am/{way}/"] = trial.sim_am(trained)
-        if way in CONTROLLED:
-            self._shuffled(way, rate)
+        dealt = self.drawn.shuffled()
+        # A single demonstration keeps its answer: this would be no control.
+        if way in CONTROLLED and still_right(self.drawn.demonstrations, dealt) < 1:
+            self._control(self.trial, way, "labels", dealt)
 
     def _stages(self, way: str, rate: float) -> Iterator[tuple[int, Delta]]:
         """What was learned after fewer demonstrations, and after all: one pass of training."""
@@ -222,38 +224,31 @@ class _Cell:
             done = stop
             yield stop, delta
 
-    def _shuffled(self, way: str, rate: float) -> None:
-        """The same training on demonstrations with shuffled answers."""
-        dealt = self.drawn.shuffled()
-        if still_right(self.drawn.demonstrations, dealt) == 1:
-            return  # a single demonstration keeps its answer: this would be no control
+    def untrained(self) -> None:
+        """The paper's ways on a model whose blocks are untrained, with the same rates."""
+        shown, control = self.drawn.demonstrations, self.context.untrained_control(self.seed)
+        trial = Trial(control, self.encoded, shown, self.drawn.queries)
+        for way in CONTROLLED:
+            self._control(trial, way, "untrained", shown)
+
+    def _control(self, trial: Trial, way: str, control: str, pieces: Sequence[Piece]) -> None:
+        """Another training at the same rate, which may diverge."""
         try:
-            delta = train(self.context, self.trial, way, rate, dealt)
-            trained = self.trial.trained(delta)
+            rate = self.context.rate(self.task, way)
+            delta = train(self.context, trial, way, rate, pieces)
+            trained = trial.trained(delta)
         except NotFinite:
-            self.fail(way, "labels")
+            self.fail(way, control)
             return
-        self._keep(way, "labels", self.trial.similarity(trained))
-        self._answers(f"{way}/labels", trained, delta)
+        self._keep(way, control, trial.similarity(trained))
+        if control == "labels":
+            self._answers(f"{way}/labels", trained, delta)
 
     def fail(self, way: str, control: str = "") -> None:
         """Mark a training that diverged, and drop what was measured on the way to it."""
         for key in [key for key in self.tensors if way in key.split("/") and not control]:
             del self.tensors[key]
         self.tensors[f"{FAILED}{way}/{control}"] = torch.tensor(True)
-
-    def untrained(self) -> None:
-        """The paper's ways on a model whose blocks are untrained, with the same rates."""
-        shown, control = self.drawn.demonstrations, self.context.untrained_control(self.seed)
-        trial = Trial(control, self.encoded, shown, self.drawn.queries)
-        for way in CONTROLLED:
-            try:
-                rate = self.context.rate(self.task, way)
-                trained = trial.trained(train(self.context, trial, way, rate, shown))
-            except NotFinite:
-                self.fail(way, "untrained")
-                continue
-            self._keep(way, "untrained", trial.similarity(trained))
 
     def _keep(self, way: str, control: str, values: dict[str, Tensor]) -> None:
         self.tensors |= {f"{name}/{way}/{control}": value for name, value in values.items()}

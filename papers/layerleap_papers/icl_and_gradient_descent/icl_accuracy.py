@@ -20,19 +20,19 @@ ONE_SEED = "one seed says nothing about other demonstrations; run with more (--s
 
 def tables(context: IclContext) -> study.Tables:
     """Accuracy of every task, saved task by task."""
-    found: study.Tables = {"tasks": [], "accuracy": [], "accuracy_leads": []}
+    rows: study.Tables = {"tasks": [], "accuracy": [], "accuracy_leads": []}
     for task, encoded in context.encoded.items():
         saved = context.saved(partial(_measured, context, task), "works", task)
         n = len(encoded.pieces)
         tokens = sum(len(piece.prompt) for piece in encoded.pieces) / n
         about = {**encoded.task.to_dict(), "usable": n, "tokens": tokens}
-        found["tasks"].append({**about, "works": saved["works"]})
-        found["accuracy"] += saved["accuracy"]
-        found["accuracy_leads"] += saved["leads"]
+        rows["tasks"].append({**about, "works": saved["works"]})
+        rows["accuracy"] += saved["accuracy"]
+        rows["accuracy_leads"] += saved["leads"]
         read = {"role": "task", "text": task, "texts": n, "documents": n, "tokens": None}
         fingerprint = encoded.task.digest
         context.account({**read, "rows": None, "fingerprint": fingerprint, "seconds": None})
-    return found
+    return rows
 
 
 def _measured(context: IclContext, task: str) -> study.Row:

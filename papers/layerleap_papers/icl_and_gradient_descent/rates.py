@@ -1,8 +1,12 @@
-"""Learning rates: the same small search for every way of training, on separate queries.
+"""Learning rates: the same small search for every way of training; and does training learn at all?
 
-In: the demonstrations of every seed, and queries that are used for nothing else.
-Out: by way and rate, the log-probability of the right answer and the similarities, over all seeds;
-and the rate chosen.
+In: the demonstrations of every seed, queries that are used for nothing else, and the measurements
+of all tasks and seeds. Out: by way and rate, the log-probability of the right answer and the
+similarities, over all seeds; the rate chosen; and by task and way, how much more likely training at
+that rate makes the right answers of the study than no training, query by query.
+
+A way that does not learn has nothing to compare with learning in context: claims that need it
+cannot be told.
 """
 
 import math
@@ -14,20 +18,25 @@ import torch
 from layerleap import StudyResult, study
 from layerleap.errors import NotFinite
 from layerleap.lens import DIFFERENCE, SHARE, finite
-from layerleap.study import Column, estimate, pick
+from layerleap.study import Column, above, estimate, pick
+from layerleap_papers.icl_and_gradient_descent.claims import interval
 from layerleap_papers.icl_and_gradient_descent.conditions import Observed, Trial, train
 from layerleap_papers.icl_and_gradient_descent.icl_accuracy import by_task, figure, names, panel
 from layerleap_papers.icl_and_gradient_descent.icl_context import (
+    FAILED,
     NAMES,
     IclContext,
     layer_mean,
     mean_of,
+    merged,
 )
 
 LOSSES = {"answer": "the answers", "all": "all tokens of the demonstrations, as in the paper"}
 VALUE = "log_p"  # of the right answer, by which a rate is chosen
 BOUNDS = {VALUE: (-math.inf, 0.0), "accuracy": SHARE}  # similarities: -1 to 1
 EXTENSIONS = 5  # rates tried beyond the lowest or highest, at most
+ANSWERS = {"yes": "learned by", "cannot tell": "not clearly learned by", "no": "made worse by"}
+CONTROLS = {"labels": "shuffled answers", "untrained": "untrained blocks"}
 
 Values = dict[str, list[float | None]]  # of one seed: a value per query, by measure
 
@@ -231,6 +240,82 @@ SECTION = study.Section(
                 Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
                 Column("chosen", words={True: "chosen", False: ""}),
             ),
+        ),
+    ),
+)
+
+
+def _gains(context: IclContext) -> study.Tables:
+    """Gains over no training, and failed trainings."""
+    gains, failed = list[study.Row](), list[study.Row]()
+    for task, cells in context.cells():
+        for way in context.settings.ways:
+            if groups := merged(cells, f"gain/{way}"):
+                row = mean_of(groups)
+                gains.append({"task": task, "way": way, **row, "learns": above(row)})
+        for seed, cell in zip(context.seeds, cells, strict=True):
+            for _, way, control in (key.split("/") for key in cell if key.startswith(FAILED)):
+                failed.append({"task": task, "seed": seed, "way": way, "control": control})
+    return {"learns": gains, "failed_trainings": failed}
+
+
+def _gain_findings(result: StudyResult) -> Iterator[study.Finding]:
+    """Which ways learn a task, and trainings that failed."""
+    for task in names(result):
+        rows = result.rows("learns", task=task)
+        parts = []
+        for answer, words in ANSWERS.items():
+            if ways := [
+                f"{NAMES[row['way']]} {interval(row, '+.3g')}"
+                for row in rows
+                if row["learns"] == answer
+            ]:
+                parts.append(f"{words} {', '.join(ways)}")
+        if parts:
+            is_idle = any(row["learns"] != "yes" for row in rows)
+            rest = " No claim uses a way that does not clearly learn." if is_idle else ""
+            yield study.Finding(
+                f"{panel(result, task)}: {'; '.join(parts)} (gain of the right answer's "
+                f"log-probability over no training, in nats).{rest}",
+                under="learns-table",
+            )
+        failures: dict[str, list[str]] = {}
+        for row in result.rows("failed_trainings", task=task):
+            control = f", {CONTROLS[row['control']]}," if row["control"] else ""
+            failures.setdefault(f"{NAMES[row['way']]}{control}", []).append(str(row["seed"]))
+        for name, seeds in failures.items():
+            yield study.Finding(
+                f"{panel(result, task)}: training by {name} diverged to NaN or infinity with seed "
+                f"{', '.join(seeds)}, so nothing is reported for it on this task.",
+                under="learns-table",
+            )
+
+
+LEARNS = study.Section(
+    key="learns",
+    title="Does training learn here?",
+    run=_gains,
+    needs=("rates",),
+    short="Training",
+    help="whether training at the chosen rates learns",
+    lead="The best learning rate of a search may still be worse than no training at all. So every "
+    "way is trained on the demonstrations of each seed, at its chosen rate, and asked the queries "
+    "of the study, on which no rate was chosen: is the right answer more likely than without "
+    "training? What a way does that does not clearly learn is shown, but no claim uses it.",
+    findings=_gain_findings,
+    shows=(
+        study.Table(
+            "learns-table",
+            "Gain of the right answer's log-probability by training, in nats",
+            pick("learns"),
+            (
+                Column("task"),
+                Column("way", "trained by", words=NAMES),
+                estimate("value", "gain", "{:+.3f}"),
+                Column("rows", "queries", "{:,.0f}"),
+                Column("learns", colours=study.GOOD_OR_BAD),
+            ),
+            terminal=True,
         ),
     ),
 )

@@ -63,18 +63,18 @@ COMPARED = (
 def tables(context: IclContext) -> study.Tables:
     """Similarities and leads of every task."""
     names = ("similarity", "similarity_leads", "layer_leads", "untrained_leads")
-    found: study.Tables = {name: [] for name in names}
+    rows: study.Tables = {name: [] for name in names}
     for task, cells in context.cells():
         for measure in MEASURES:
             for way in (*context.settings.ways, "noise", "zero-shot"):
                 for control in CONTROLS:
                     if groups := merged(cells, f"{measure}/{way}/{control}"):
                         place = {"task": task, "measure": measure, "way": way, "control": control}
-                        found["similarity"] += _rows(groups, place, context.seeds)
-        found["similarity_leads"] += _leads(cells, {"task": task}, context.settings.ways)
-        found["layer_leads"] += _layer_leads(cells, {"task": task})
-        found["untrained_leads"] += _untrained_leads(cells, {"task": task})
-    return found
+                        rows["similarity"] += _rows(groups, place, context.seeds)
+        rows["similarity_leads"] += _leads(cells, {"task": task}, context.settings.ways)
+        rows["layer_leads"] += _layer_leads(cells, {"task": task})
+        rows["untrained_leads"] += _untrained_leads(cells, {"task": task})
+    return rows
 
 
 def _rows(groups: list[Tensor], place: study.Row, seeds: list[int]) -> Iterator[study.Row]:

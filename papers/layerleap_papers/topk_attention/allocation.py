@@ -16,14 +16,14 @@ Plan = dict[int, int]  # by block, the number of its level; 0 is the whole block
 
 def finer(levels: Sequence[float], parts: int) -> list[float]:
     """The levels, falling, with others between them at equal ratios: `parts` for one."""
-    found = [levels[0]]
+    fine = [levels[0]]
     for high, low in pairwise(levels):
-        found += [high * (low / high) ** (part / parts) for part in range(1, parts)] + [low]
-    return found
+        fine += [high * (low / high) ** (part / parts) for part in range(1, parts)] + [low]
+    return fine
 
 
 def guessed(
-    levels: Sequence[float], costs: Sequence[float], wanted: Sequence[float]
+    levels: Sequence[float], costs: Sequence[float], others: Sequence[float]
 ) -> list[float]:
     """Costs at other levels, between the measured ones.
 
@@ -33,9 +33,9 @@ def guessed(
     Args:
         levels: measured, falling.
         costs: at those levels; 0 at the first.
-        wanted: levels in the same range, falling.
+        others: levels in the same range, falling.
     """
-    return [_guess(levels, costs, level) for level in wanted]
+    return [_guess(levels, costs, level) for level in others]
 
 
 def _guess(levels: Sequence[float], costs: Sequence[float], level: float) -> float:

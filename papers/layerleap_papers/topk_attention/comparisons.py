@@ -60,22 +60,22 @@ class Rows:
         cls, model: Transformer, batches: Iterable[Batch], tell: Callable[[int], None]
     ) -> "Rows":
         """Run the model once over the batches."""
-        kept, states, n = [], [], 0
+        read, states, n = [], [], 0
         for batch in batches:
             tell(n)
             n += batch.n_texts
-            kept.append(batch)
+            read.append(batch)
             states.append(last_states(model, batch))
-        if not kept:
+        if not read:
             raise BadText("there is no text to read")
-        gold = [torch.full_like(b.documents, -1) if b.gold is None else b.gold for b in kept]
+        gold = [torch.full_like(b.documents, -1) if b.gold is None else b.gold for b in read]
         if model.kind == "next-token":
-            visible = [batch.positions + 1 for batch in kept]
+            visible = [batch.positions + 1 for batch in read]
         else:
-            visible = [batch.mask.sum(1).cpu()[batch.text_of_row] for batch in kept]
-        documents = torch.cat([batch.documents for batch in kept])
+            visible = [batch.mask.sum(1).cpu()[batch.text_of_row] for batch in read]
+        documents = torch.cat([batch.documents for batch in read])
         return cls(
-            model, tuple(kept), tuple(states), documents, torch.cat(gold), torch.cat(visible)
+            model, tuple(read), tuple(states), documents, torch.cat(gold), torch.cat(visible)
         )
 
     def __len__(self) -> int:
@@ -121,11 +121,11 @@ class Rows:
             bounds: possible values of each column, or of all.
         """
         rows = []
-        each = bounds if len(bounds) > 1 else (bounds or (ANY,)) * columns.shape[1]
-        for column, possible in zip(columns.T, each, strict=True):
+        possible = bounds if len(bounds) > 1 else (bounds or (ANY,)) * columns.shape[1]
+        for column, limits in zip(columns.T, possible, strict=True):
             known = ~column.isnan()
             if known.any():
-                mean = mean_interval(column[known][:, None], self.documents[known], possible)[0]
+                mean = mean_interval(column[known][:, None], self.documents[known], limits)[0]
                 rows.append(mean.to_dict())
             else:
                 rows.append({"value": None, "low": None, "high": None, "rows": 0, "documents": 0})
@@ -159,14 +159,14 @@ def shares(row: Mapping[str, Any] | None) -> str:
     return in_words(row, "%")
 
 
-def nearest(result: StudyResult, table: str, key: str, wanted: float, **where: Any) -> float | None:
-    """The value of `key` in a table that is nearest to `wanted`; the lower of two.
+def nearest(result: StudyResult, table: str, key: str, target: float, **where: Any) -> float | None:
+    """The value of `key` in a table that is nearest to `target`; the lower of two.
 
     None if all are more than twice, or less than half as much.
     """
     known = sorted({row[key] for row in result.rows(table, **where)})
-    known = [value for value in known if wanted / 2 <= value <= 2 * wanted]
-    return min(known, key=lambda value: abs(value - wanted), default=None)
+    known = [value for value in known if target / 2 <= value <= 2 * target]
+    return min(known, key=lambda value: abs(value - target), default=None)
 
 
 def cheapest(rows: Iterable[Row], key: str, kl: float) -> Row | None:

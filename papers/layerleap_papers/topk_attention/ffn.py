@@ -50,17 +50,17 @@ FAR = "no share of the neurons that was tried is near the one that the claim is 
 
 
 def sweep(
-    rows: Rows, ffns: dict[int, FeedForward], kept: tuple[float, ...], progress: Progress
+    rows: Rows, ffns: dict[int, FeedForward], to_keep: tuple[float, ...], progress: Progress
 ) -> tuple[list[study.Row], list[study.Row]]:
     """Every rule at every share: means, and paired differences of each rule from "size"."""
     rules = [rule for rule in LINES if rule != "pre-activation" or has_keys(rows, ffns)]
     table, paired = list[study.Row](), list[study.Row]()
-    for number, share in enumerate(kept):
+    for number, share in enumerate(to_keep):
         k = {block: max(1, math.ceil(share * ffn.n_neurons)) for block, ffn in ffns.items()}
         measured: dict[By, Measured] = {}
         for place, rule in enumerate(rules):
             done = number * len(rules) + place
-            progress(f"FFNs of {rows.model.identity.name}", done, len(kept) * len(rules), "runs")
+            progress(f"FFNs of {rows.model.identity.name}", done, len(to_keep) * len(rules), "runs")
             measured[rule] = rows.measure(TopKNeurons(k, rule))
             about = {"share": share, "neurons": min(k.values()), "rule": rule}
             table += rows.table(measured[rule].columns(), about)

@@ -55,7 +55,7 @@ class TuneSettings:
     points: int = 4
 
     @property
-    def seen(self) -> Tensor:
+    def visible(self) -> Tensor:
         """How many keys the rows of a window see."""
         return torch.arange(1, self.window + 1)
 
@@ -67,14 +67,14 @@ class Windows(NamedTuple):
     held_out: Tensor
 
 
-def implementation(attention: str, seen: Tensor) -> str:
+def implementation(attention: str, visible: Tensor) -> str:
     """The name of an attention function for transformers."""
-    return "sdpa" if attention == EXACT else topk_attention(k=keys_of(seen))
+    return "sdpa" if attention == EXACT else topk_attention(k=keys_of(visible))
 
 
-def keys_of(seen: Tensor) -> int:
+def keys_of(visible: Tensor) -> int:
     """The k with which rows that see so many keys keep about an eighth of them, on average."""
-    return min(range(1, int(seen.max()) + 1), key=lambda k: abs(kept_share(seen, k) - EIGHTH))
+    return min(range(1, int(visible.max()) + 1), key=lambda k: abs(kept_share(visible, k) - EIGHTH))
 
 
 def saved(path: Path, run: Callable[[], list[Point]]) -> list[Point]:
@@ -236,7 +236,7 @@ def fine_tuned(
 ) -> list[Point]:
     """The curve of a copy of the model, all of whose weights are trained."""
     tuned: Any = copy.deepcopy(model.model)
-    tuned.set_attn_implementation(implementation(attention, settings.seen))
+    tuned.set_attn_implementation(implementation(attention, settings.visible))
     generator, n = torch.Generator().manual_seed(seed), len(windows.fitted)
     rounds = range(-(-settings.steps // n))
     order = torch.cat([torch.randperm(n, generator=generator) for _ in rounds])
@@ -255,7 +255,7 @@ def fine_tuned(
     curve = [{"step": 0, **test()}, *_descend(optimizer, losses(), test, settings, tell)]
     points = [{**point, "swapped": 0} for point in curve]
     if attention == EXACT:
-        tuned.set_attn_implementation(implementation(TOP, settings.seen))
+        tuned.set_attn_implementation(implementation(TOP, settings.visible))
         points.append({"step": settings.steps, **test(), "swapped": 1})
     return points
 

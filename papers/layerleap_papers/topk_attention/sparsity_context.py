@@ -31,21 +31,15 @@ CLAIMED = (0.125, 0.5)  # shares of neurons that claims are about; a quick run k
 SHORTEST = 128  # a length at which memory is measured: twice k, so that keys are selected
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers separated by commas."""
-    return _parsed(text, int, "whole numbers")
-
-
-def shares(text: str) -> tuple[float, ...]:
-    """Numbers separated by commas."""
-    return _parsed(text, float, "numbers")
-
-
 def _parsed(text: str, kind: Callable[[str], T], words: str) -> tuple[T, ...]:
     try:
         return tuple(kind(part.strip()) for part in text.split(","))
     except ValueError as error:
         raise BadSettings(f"{text!r} cannot be read; expected {words} with commas") from error
+
+
+numbers = partial(_parsed, kind=int, words="whole numbers")
+shares = partial(_parsed, kind=float, words="numbers")
 
 
 @dataclass(frozen=True)

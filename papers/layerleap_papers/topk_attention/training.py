@@ -86,7 +86,7 @@ def _prepared(context: SparsityContext, name: str) -> tuple[Tensor, study.Row, A
         tuning = TuneSettings(steps=s.tune_steps)
         windows = runs.review_windows(model, fetch("reviews"), tuning)
         baselines: study.Row = {"chance": None, "counts": None}
-        return tuning.seen, baselines, tuning, partial(runs.fine_tuned, model, windows)
+        return tuning.visible, baselines, tuning, partial(runs.fine_tuned, model, windows)
     if name == LISTOPS:
         training = EncoderSettings(steps=s.steps, batch=32)
     else:  # verdicts are noisy labels, so this task has larger batches

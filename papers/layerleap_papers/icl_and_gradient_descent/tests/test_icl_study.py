@@ -24,8 +24,8 @@ from layerleap_papers.icl_and_gradient_descent import (
     conditions,
     icl_context as context_module,
     layers,
+    rates,
     similarity,
-    training_accuracy,
 )
 from layerleap_papers.icl_and_gradient_descent.conditions import Trial
 from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean
@@ -188,7 +188,7 @@ def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_trai
         "gain/lcgd-logit": torch.tensor([-0.3, 0.2, -1]),
     }
     context.cells = lambda: iter([("sizes", [gains, gains])])
-    rows = {row["way"]: row for row in training_accuracy.tables(context)["learns"]}
+    rows = {row["way"]: row for row in rates._gains(context)["learns"]}
     assert (rows["gd"]["learns"], rows["lcgd-logit"]["learns"]) == ("yes", "cannot tell")
     assert rows["gd"]["value"] == pytest.approx(0.3)
     assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)

@@ -36,7 +36,7 @@ from layerleap_papers.topk_attention import (
 )
 from layerleap_papers.topk_attention.allocation import finer, furthest, guessed, steps
 from layerleap_papers.topk_attention.comparisons import Rows, kept_share
-from layerleap_papers.topk_attention.observed import attention_weights, observe, statistics
+from layerleap_papers.topk_attention.heads import attention_weights, observe, statistics
 from layerleap_papers.topk_attention.sparsity_context import SparsitySettings, numbers, shares
 from layerleap_papers.topk_attention.tasks import Rows as TaskRows, Task
 from tiny_models import tiny
