@@ -30,10 +30,7 @@ def guessed(
     They grow as a power of the level between two measured ones, and with the square of the distance
     from level 0, which costs nothing.
 
-    Args:
-        levels: measured, falling.
-        costs: at those levels; 0 at the first.
-        others: levels in the same range, falling.
+    Levels fall, others within the range of those measured; the first cost is 0.
     """
     return [_guess(levels, costs, level) for level in others]
 

@@ -116,9 +116,7 @@ class Rows:
     def estimates(self, columns: Tensor, *bounds: Bounds) -> list[Row]:
         """Means of (row, column) with intervals over documents; NaN rows are left out.
 
-        Args:
-            columns: (row, column).
-            bounds: possible values of each column, or of all.
+        Bounds are the possible values of each column, or of all.
         """
         rows = []
         possible = bounds if len(bounds) > 1 else (bounds or (ANY,)) * columns.shape[1]

@@ -47,11 +47,7 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, *, k: int | None, again:
 def topk_relu_ffn(x: Tensor, keys: Tensor, values: Tensor, k: int = FFN_K) -> Tensor:
     """The paper's ReLU FFN: of each token the k largest pre-activations, and only these are kept.
 
-    Args:
-        x: tokens, (n, width).
-        keys: (neuron, width).
-        values: (neuron, width).
-        k: how many neurons.
+    Tokens are (n, width), keys and values (neuron, width).
     """
     output: Tensor = _TopKReluFFN.apply(x, keys, values, k)
     return output
@@ -113,12 +109,7 @@ NAMES = {
 
 
 def kept_bytes(layer: Layer, *shapes: tuple[int, ...]) -> int:
-    """Bytes that are kept for the backward pass, without those of inputs and output.
-
-    Args:
-        layer: what is computed.
-        shapes: of its three inputs.
-    """
+    """Bytes kept for the backward pass, without inputs (of these shapes) and output."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     of_inputs = {value.untyped_storage().data_ptr() for value in inputs}

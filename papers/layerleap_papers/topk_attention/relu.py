@@ -125,7 +125,7 @@ SECTION = study.Section(
     "FFNs. Both are read on the same held-out texts. They are weak models; only the difference "
     "between their FFNs is of interest.",
     short="ReLU",
-    help="the rules on a small ReLU model and its gated twin",
+    help="the rules on a small ReLU model and its gated counterpart",
     quick=False,
     findings=_findings,
     shows=(

@@ -110,12 +110,8 @@ def train_encoder(
 ) -> tuple[Any, list[Point]]:
     """The trained model in eval mode, and points of its learning curve; the last is the end.
 
-    Args:
-        task: what to learn.
-        attention: an implementation that transformers knows by name.
-        settings: shape and training.
-        seed: of weights and batches.
-        tell: called with the number of each step.
+    `attention` is an implementation that transformers knows by name; the seed decides weights and
+    batches.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
