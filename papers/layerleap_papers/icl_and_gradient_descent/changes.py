@@ -29,12 +29,7 @@ from layerleap_papers.icl_and_gradient_descent.icl_accuracy import (
     over_seeds,
     panel,
 )
-from layerleap_papers.icl_and_gradient_descent.icl_context import (
-    NAMES,
-    IclContext,
-    mean_of,
-    merged,
-)
+from layerleap_papers.icl_and_gradient_descent.icl_context import NAMES, IclContext, mean_of, merged
 
 FEWEST = 10  # counted queries: fewer say nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little

@@ -223,10 +223,7 @@ SECTION = study.Section(
             "accuracy-table",
             "Right answers (%)",
             _cells,
-            (
-                Column("task"),
-                Column("still_right", "still right after shuffling", "{:.0f}", 100),
-            ),
+            (Column("task"), Column("still_right", "still right after shuffling", "{:.0f}", 100)),
             across="case",
             cells=(estimate("value", "", "{:.0f}", 100),),
             terminal=True,

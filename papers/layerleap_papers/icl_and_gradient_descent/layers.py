@@ -23,12 +23,7 @@ from layerleap_papers.icl_and_gradient_descent.icl_accuracy import (
     over_seeds,
     panel,
 )
-from layerleap_papers.icl_and_gradient_descent.icl_context import (
-    NAMES,
-    IclContext,
-    mean_of,
-    merged,
-)
+from layerleap_papers.icl_and_gradient_descent.icl_context import NAMES, IclContext, mean_of, merged
 from layerleap_papers.icl_and_gradient_descent.similarity import ALL_LINES
 
 WORDS = {

@@ -125,8 +125,7 @@ class StitchingContext(TextContext[StitchingSettings]):
             return model
         steps = count(1)
         return load(
-            model,
-            tell=lambda _: self.progress(f"preparing {model}", next(steps), None, "steps"),
+            model, tell=lambda _: self.progress(f"preparing {model}", next(steps), None, "steps")
         )
 
     def fingerprint(self) -> Any:

@@ -19,13 +19,7 @@ from layerleap.models import Edit, record
 from layerleap.progress import Progress
 from layerleap.study import above, below, percent, pick, points, untested
 from layerleap_papers.topk_attention.allocation import Plan, finer, furthest, guessed, steps
-from layerleap_papers.topk_attention.comparisons import (
-    PANELS,
-    Measured,
-    Rows,
-    kept_share,
-    nats,
-)
+from layerleap_papers.topk_attention.comparisons import PANELS, Measured, Rows, kept_share, nats
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 ATTENTION, FFN = "attention", "FFN"

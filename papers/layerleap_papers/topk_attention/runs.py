@@ -102,11 +102,7 @@ def from_scratch(
 
 
 def train_encoder(
-    task: Task,
-    attention: str,
-    settings: EncoderSettings,
-    seed: int,
-    tell: Tell = lambda _: None,
+    task: Task, attention: str, settings: EncoderSettings, seed: int, tell: Tell = lambda _: None
 ) -> tuple[Any, list[Point]]:
     """The trained model in eval mode, and points of its learning curve; the last is the end.
 

@@ -14,15 +14,7 @@ from typing import Self, TypeVar
 from layerleap import Transformer
 from layerleap.errors import BadSettings
 from layerleap.models.weights import FeedForward, feed_forwards
-from layerleap.stream import (
-    DENSEST_MASKS,
-    Batch,
-    Census,
-    Side,
-    batches_of,
-    modality,
-    reads_pairs,
-)
+from layerleap.stream import DENSEST_MASKS, Batch, Census, Side, batches_of, modality, reads_pairs
 from layerleap.study import TextContext, TextSettings, option
 from layerleap_papers.topk_attention.comparisons import Rows
 

@@ -24,16 +24,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.studies import find
-from layerleap_papers.topk_attention import (
-    STUDY,
-    budget,
-    ffn,
-    heads,
-    memory,
-    relu,
-    runs,
-    training,
-)
+from layerleap_papers.topk_attention import STUDY, budget, ffn, heads, memory, relu, runs, training
 from layerleap_papers.topk_attention.allocation import finer, furthest, guessed, steps
 from layerleap_papers.topk_attention.comparisons import Rows, kept_share
 from layerleap_papers.topk_attention.heads import attention_weights, observe, statistics
