@@ -17,12 +17,9 @@ from layerleap_papers.icl_and_gradient_descent import (
     icl_accuracy,
     layers,
     rates,
-    shots,
     similarity,
-    training_accuracy,
 )
-from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
-from layerleap_papers.icl_and_gradient_descent.icl_settings import IclSettings
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, IclSettings
 from layerleap_papers.icl_and_gradient_descent.rates import LOSSES
 
 __all__ = ["STUDY", "IclSettings"]
@@ -90,11 +87,11 @@ STUDY = Study(
     sections=(
         icl_accuracy.SECTION,
         rates.SECTION,
-        training_accuracy.SECTION,
+        rates.LEARNS,
         similarity.SECTION,
         changes.SECTION,
         layers.SECTION,
-        shots.SECTION,
+        similarity.SHOTS,
     ),
     paper="Deutch, Magar, Bar Natan and Dar, \u201cIn-context Learning and Gradient Descent "
     "Revisited\u201d (NAACL 2024).",

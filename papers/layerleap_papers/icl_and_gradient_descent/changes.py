@@ -18,51 +18,40 @@ from layerleap.act.learning import (
     recall_to_fine_tuned,
     shuffled,
 )
-from layerleap.lens import nested_means, nested_ratios
-from layerleap.study import percent
-from layerleap_papers.icl_and_gradient_descent.claims import (
-    Judged,
-    interval,
+from layerleap.lens import SHARE, nested_ratios
+from layerleap.study import Claim, Column, estimate, percent, pick
+from layerleap_papers.icl_and_gradient_descent.claims import Judged, interval
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import (
+    PANELS,
+    by_task,
+    figure,
+    names,
+    over_seeds,
+    panel,
 )
-from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
-from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, merged
-from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
-from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
-from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
+from layerleap_papers.icl_and_gradient_descent.icl_context import NAMES, IclContext, mean_of, merged
 
 FEWEST = 10  # counted queries: fewer say nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
-CONTROLS_HERE = (
-    "Controls: training on shuffled answers, for the paper's two ways alone, because it costs "
-    "another training; and other queries: for change-Jaccard, what training changes for another "
-    "query, for Rec2FTP, the share of all queries wrong zero-shot that context makes right. Noise "
-    "makes no predictions, and those of untrained blocks are random, so neither is a control here."
-)
 TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
 CASES = {
     **NAMES,
     **{f"{way}/labels": f"{name}, shuffled answers" for way, name in NAMES.items()},
     "in-context": "in context",
 }
-MOST = {"jaccard": 2, "recall": 1}  # what one query can count: two changes that differ
+BEFORE = ("zero-shot", "in-context")
 
 
 def tables(context: IclContext) -> study.Tables:
     """Accuracy after training, and both measures of changed predictions."""
-    accuracy: list[study.Row] = []
-    changes: list[study.Row] = []
+    accuracy, changes = list[study.Row](), list[study.Row]()
+    ways = context.settings.ways
     for task, cells in context.cells():
-        for case in (
-            "zero-shot",
-            "in-context",
-            *context.settings.ways,
-            *(f"{way}/labels" for way in context.settings.ways),
-        ):
+        for case in (*BEFORE, *ways, *(f"{way}/labels" for way in ways)):
             if groups := merged(cells, f"right/{case}"):
-                one = nested_means([g[:, None].double() for g in groups], bounds=(0, 1))[0]
-                accuracy.append({"task": task, "case": case, **one.to_dict()})
-        for way in context.settings.ways:
+                accuracy.append({"task": task, "case": case, **mean_of(groups, SHARE)})
+        for way in ways:
             for control in CONTROLS:
                 place = {"task": task, "way": way, "control": control}
                 changes += _changes(cells, place, context.seeds)
@@ -73,27 +62,24 @@ def _changes(
     cells: list[dict[str, Tensor]], place: study.Row, seeds: list[int]
 ) -> Iterator[study.Row]:
     """Both measures of one way, or of one of its controls."""
-    way, control = place["way"], place["control"]
-    case = f"{way}/labels" if control == "labels" else way
+    case = f"{place['way']}/labels" if place["control"] == "labels" else place["way"]
     if not merged(cells, f"prediction/{case}"):
         return
     jaccards, recalls = [], []
     for cell, seed in zip(cells, seeds, strict=True):
-        zero, shown, own = (cell[f"prediction/{c}"] for c in ("zero-shot", "in-context", case))
-        is_other = control == "queries"
-        jaccards.append(
-            change_jaccard(zero, shown, own, shuffled(len(zero), seed) if is_other else None)
-        )
-        first, second, third = (
-            cell[f"right/{c}"].bool() for c in ("zero-shot", "in-context", case)
-        )
+        before, shown, after = (cell[f"prediction/{c}"] for c in (*BEFORE, case))
+        is_other = place["control"] == "queries"
+        partner = shuffled(len(before), seed) if is_other else None
+        jaccards.append(change_jaccard(before, shown, after, partner))
+        before, shown, after = (cell[f"right/{c}"].bool() for c in (*BEFORE, case))
         recalls.append(
-            recall_by_chance(first, second)
+            recall_by_chance(before, shown)
             if is_other
-            else recall_to_fine_tuned(first, second, third)
+            else recall_to_fine_tuned(before, shown, after)
         )
-    for measure, ratios in (("jaccard", jaccards), ("recall", recalls)):
-        yield {**place, "measure": measure, **_estimate(ratios, MOST[measure])}
+    # What one query can count at most: two changes that differ, or once.
+    for measure, ratios, most in (("jaccard", jaccards, 2), ("recall", recalls, 1)):
+        yield {**place, "measure": measure, **_estimate(ratios, most)}
 
 
 def _estimate(ratios: list[Ratio], most: int) -> study.Row:
@@ -101,25 +87,28 @@ def _estimate(ratios: list[Ratio], most: int) -> study.Row:
 
     A share of few queries has no interval.
     """
-    hits, counted = (
-        [getattr(ratio, side)[:, None].double() for ratio in ratios] for side in ("hits", "counted")
-    )
-    value = nested_ratios(hits, counted, bounds=(0, 1))[0].to_dict()
-    size = nested_means(counted, bounds=(0, most))[0].to_dict()
-    total = sum(ratio.denominator for ratio in ratios)
-    if sum(int((group > 0).sum()) for group in counted) < FEWEST:
-        value |= {"low": None, "high": None}
-    if size["rows"] < FEWEST:
-        size |= {"low": None, "high": None}
+    hits = [ratio.hits[:, None].double() for ratio in ratios]
+    counted = [ratio.counted[:, None].double() for ratio in ratios]
+    value = nested_ratios(hits, counted, bounds=SHARE)[0].to_dict()
+    size = mean_of(counted, (0, most))
+    for row, rows in ((value, sum(int((n > 0).sum()) for n in counted)), (size, size["rows"])):
+        if rows < FEWEST:
+            row |= {"low": None, "high": None}
     ends = {f"size_{key}": size[key] for key in ("value", "low", "high")}
-    return {**value, **ends, "counted": total}
+    return {**value, **ends, "counted": sum(ratio.denominator for ratio in ratios)}
+
+
+def _change(
+    result: StudyResult, task: str, way: str, measure: str, control: str = ""
+) -> study.Row | None:
+    return result.row("changes", task=task, way=way, measure=measure, control=control)
 
 
 def findings(result: StudyResult) -> Iterator[study.Said]:
     """Per task: what training makes right, and what both change alike."""
     for task in names(result):
         rows = {row["case"]: row for row in result.rows("trained_accuracy", task=task)}
-        known = [way for way in LINES if way in rows]
+        known = [way for way in NAMES if way in rows]
         if not known:
             continue
         after = ", ".join(f"{percent(rows[w]['value'])} after {NAMES[w]}" for w in known)
@@ -128,20 +117,12 @@ def findings(result: StudyResult) -> Iterator[study.Said]:
             f"{percent(rows['in-context']['value'])} in context, {after}."
         )
         for way in known[:2]:
-            jaccard, recall = (
-                result.row("changes", task=task, way=way, measure=measure, control="")
-                for measure in ("jaccard", "recall")
-            )
+            jaccard, recall = (_change(result, task, way, measure) for measure in TITLES)
             if jaccard is not None and recall is not None and recall["value"] is not None:
                 controls = ", ".join(
                     f"{interval(row, '.2f')} with {CONTROLS[control]}"
                     for control in ("labels", "queries")
-                    if (
-                        row := result.row(
-                            "changes", task=task, way=way, measure="jaccard", control=control
-                        )
-                    )
-                    is not None
+                    if (row := _change(result, task, way, "jaccard", control)) is not None
                 )
                 yield (
                     f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '.2f')}"
@@ -149,10 +130,6 @@ def findings(result: StudyResult) -> Iterator[study.Said]:
                     f"{interval(jaccard, '.2f')} of {jaccard['counted']} changed predictions "
                     f"({controls})."
                 )
-
-
-def _change(result: StudyResult, task: str, way: str, measure: str) -> study.Row | None:
-    return result.row("changes", task=task, way=way, measure=measure, control="")
 
 
 def _size(result: StudyResult, task: str, way: str) -> study.Row | None:
@@ -163,7 +140,7 @@ def _size(result: StudyResult, task: str, way: str) -> study.Row | None:
 
 def _both(result: StudyResult, task: str, way: str) -> study.Row | None:
     """Both measures, and how far one is above the other: intervals that do not meet."""
-    recall, jaccard = (_change(result, task, way, measure) for measure in ("recall", "jaccard"))
+    jaccard, recall = (_change(result, task, way, measure) for measure in TITLES)
     if recall is None or jaccard is None:
         return None
     gap = study.difference(recall, jaccard)
@@ -183,7 +160,7 @@ def _gap(result: StudyResult, task: str) -> study.Row | None:
 
 
 CLAIMS = (
-    study.Claim(
+    Claim(
         "Rec2FTP says little, because training makes few queries right.",
         Judged(
             _size,
@@ -194,7 +171,7 @@ CLAIMS = (
             answer=partial(study.below, threshold=FEW),
         ),
     ),
-    study.Claim(
+    Claim(
         "Rec2FTP is far above the share of predictions that change alike.",
         Judged(
             _both,
@@ -205,7 +182,7 @@ CLAIMS = (
             answer=lambda row: study.above(row["gap"]),
         ),
     ),
-    study.Claim(
+    Claim(
         "Layer-causal training changes more predictions as context does than plain gradient "
         "descent (change-Jaccard).",
         Judged(
@@ -217,61 +194,6 @@ CLAIMS = (
     ),
 )
 
-
-FIGURES = (
-    study.Figure(
-        "changes",
-        "Predictions changed alike",
-        "Change-Jaccard: of all changes of predictions by context or training, the share that is "
-        "the same. Rec2FTP: of the queries that training made right, the share that context made "
-        "right. Beside each point: of how many; shares of fewer than 10 have no interval.",
-        study.points(
-            "changes",
-            x="value",
-            y="measure",
-            line="{way}",
-            panel="{task}",
-            note="of {counted}",
-            words={**PANELS, "measure": TITLES},
-            control="",
-        ),
-        kind="dots",
-        x=study.Axis("share", "share"),
-        y=study.Axis("", "category"),
-        lines=LINES,
-        dodge=True,
-        unit="queries",
-        sample=SAMPLE,
-    ),
-)
-
-TABLES = (
-    study.Table(
-        "trained-table",
-        "Right answers (%)",
-        study.pick("trained_accuracy", words={"case": CASES}),
-        (study.Column("task"),),
-        across="case",
-        cells=(study.estimate("value", "", "{:.0f}", 100),),
-        terminal=True,
-    ),
-    study.Table(
-        "changes-table",
-        "Changed predictions",
-        study.pick("changes"),
-        (
-            study.Column("task"),
-            study.Column("way", "trained by", words=NAMES),
-            study.Column("measure", words=TITLES),
-            study.Column("control", words=CONTROLS),
-            study.estimate("value", "share"),
-            study.Column("counted", "of", "{:,.0f}"),
-            study.Column("rows", "queries", "{:,.0f}"),
-        ),
-    ),
-)
-
-
 SECTION = study.Section(
     key="changes",
     title="Does training change the same answers?",
@@ -281,7 +203,55 @@ SECTION = study.Section(
     help="changed predictions, Rec2FTP",
     lead="A prediction is the answer to a query. Context and training each change some of the "
     "answers that the model gives without either. How many of these changes are the same? "
-    + CONTROLS_HERE,
+    "Controls: training on shuffled answers, for the paper's two ways alone, because it costs "
+    "another training; and other queries: for change-Jaccard, what training changes for another "
+    "query, for Rec2FTP, the share of all queries wrong zero-shot that context makes right. Noise "
+    "makes no predictions, and those of untrained blocks are random, so neither is a control here.",
     findings=findings,
-    shows=(*over_seeds(*CLAIMS), *FIGURES, *TABLES),
+    shows=(
+        *over_seeds(*CLAIMS),
+        figure(
+            "changes",
+            "Predictions changed alike",
+            "Change-Jaccard: of all changes of predictions by context or training, the share that "
+            "is the same. Rec2FTP: of the queries that training made right, the share that context "
+            "made right. Beside each point: of how many; shares of fewer than 10 have no interval.",
+            by_task(
+                "changes",
+                x="value",
+                y="measure",
+                line="{way}",
+                note="of {counted}",
+                words={**PANELS, "measure": TITLES},
+                control="",
+            ),
+            kind="dots",
+            x=study.Axis("share", "share"),
+            y=study.Axis("", "category"),
+            dodge=True,
+        ),
+        study.Table(
+            "trained-table",
+            "Right answers (%)",
+            pick("trained_accuracy", words={"case": CASES}),
+            (Column("task"),),
+            across="case",
+            cells=(estimate("value", "", "{:.0f}", 100),),
+            terminal=True,
+        ),
+        study.Table(
+            "changes-table",
+            "Changed predictions",
+            pick("changes"),
+            (
+                Column("task"),
+                Column("way", "trained by", words=NAMES),
+                Column("measure", words=TITLES),
+                Column("control", words=CONTROLS),
+                estimate("value", "share"),
+                Column("counted", "of", "{:,.0f}"),
+                Column("rows", "queries", "{:,.0f}"),
+            ),
+        ),
+    ),
 )

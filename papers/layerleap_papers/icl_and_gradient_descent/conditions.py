@@ -14,7 +14,7 @@ WAY is gd, or lcgd with its lens. CONTROL is empty, or: "queries", the training'
 query; "labels", training on shuffled answers; "untrained", a model with untrained blocks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,47 +33,17 @@ from layerleap.act.learning import (
     measures,
     observe,
 )
-from layerleap.errors import NotFinite
+from layerleap.errors import BadText, NotFinite
 from layerleap.lens import finite_top
-from layerleap.stream.tasks import Draw, EncodedTask, Piece, still_right
+from layerleap.stream.tasks import EncodedTask, Piece, still_right
 from layerleap_papers.icl_and_gradient_descent.icl_context import FAILED, IclContext, layer_mean
 
 CURVE_QUERIES = 25  # on which similarity is measured after fewer demonstrations
 READ_QUERIES = 50  # whose layers are read: each layer goes through the whole head
 CONTROLLED = ("gd", "lcgd-logit")  # the paper's ways, which get the controls that cost training
 
-
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """Queries in one condition."""
-
-    queries: list[Observation]
-
-    @property
-    def states(self) -> Tensor:
-        """States at the last token: (query, layer, d_model)."""
-        return torch.stack([one.states for one in self.queries])
-
-    def predictions(self, encoded: EncodedTask) -> Tensor:
-        """Answers: numbers of labels, or tokens of a mapping."""
-        is_mapping = encoded.task.kind == "mapping"
-        return torch.tensor([one.top if is_mapping else one.prediction for one in self.queries])
-
-    def log_probs(self, encoded: EncodedTask, pieces: Sequence[Piece]) -> Tensor:
-        """The log-probability of the right answer; of classes, among the labels: (query,)."""
-        rows = torch.stack([one.labels for one in self.queries if one.labels is not None])
-        if encoded.task.kind == "classes":
-            rows = rows.log_softmax(1)
-        labels = list(encoded.labels)
-        return rows.gather(1, torch.tensor([[labels.index(p.label)] for p in pieces]))[:, 0]
-
-
-def truth(encoded: EncodedTask, pieces: Sequence[Piece]) -> Tensor:
-    """The right answers, as `predictions` gives them."""
-    if encoded.task.kind == "mapping":
-        return torch.tensor([piece.answer[0] for piece in pieces])
-    labels = list(encoded.labels)
-    return torch.tensor([labels.index(piece.label) for piece in pieces])
+Observed = list[Observation]  # queries in one condition
+Change = tuple[Tensor, list[Tensor]]  # of the attention outputs of a query, and of its scores
 
 
 @dataclass(eq=False)
@@ -88,7 +58,7 @@ class Trial:
     def _observe(self, context: tuple[int, ...]) -> Observed:
         prompts = [Prompt(context + piece.prompt, len(piece.prompt)) for piece in self.queries]
         labels = [tokens[0] for tokens in self.encoded.labels.values()]
-        return Observed(observe(self.model, prompts, labels=labels))
+        return observe(self.model, prompts, labels=labels)
 
     @cached_property
     def zero_shot(self) -> Observed:
@@ -105,102 +75,97 @@ class Trial:
         with self.model.edit(ApplyDelta(delta)):
             return self._observe(self.encoded.start)
 
-    @cached_property
-    def attention(self) -> list[Tensor]:
-        """What context changes of attention outputs, by query."""
-        return self._pairs(self.in_context, measures.attention_update)
+    def predictions(self, observed: Observed) -> Tensor:
+        """Answers: numbers of labels, or tokens of a mapping."""
+        is_mapping = self.encoded.task.kind == "mapping"
+        return torch.tensor([one.top if is_mapping else one.prediction for one in observed])
 
-    @cached_property
-    def scores(self) -> list[list[Tensor]]:
-        """What context changes of attention scores, by query."""
+    def _labels(self) -> Tensor:
+        """The numbers of the right labels."""
+        labels = list(self.encoded.labels)
+        return torch.tensor([labels.index(piece.label) for piece in self.queries])
+
+    def right(self, observed: Observed) -> Tensor:
+        """Which queries are answered correctly."""
+        truth = self._labels()
+        if self.encoded.task.kind == "mapping":
+            truth = torch.tensor([piece.answer[0] for piece in self.queries])
+        return self.predictions(observed) == truth
+
+    def log_p(self, observed: Observed) -> Tensor:
+        """The log-probability of the right answer; of classes, among the labels: (query,)."""
+        rows = torch.stack([one.labels for one in observed if one.labels is not None])
+        if self.encoded.task.kind == "classes":
+            rows = rows.log_softmax(1)
+        return rows.gather(1, self._labels()[:, None])[:, 0]
+
+    def _changes(self, after: Observed, smallest: float = measures.TRAINED) -> list[Change]:
+        """What a condition changes in each query against zero-shot."""
         return [
-            measures.score_update(after, before, measures.IN_CONTEXT)
-            for after, before in zip(self.in_context.queries, self.zero_shot.queries, strict=True)
+            (measures.attention_update(*pair), measures.score_update(*pair, smallest))
+            for pair in zip(after, self.zero_shot, strict=True)
         ]
 
-    def _pairs(self, after: Observed, update: Callable[..., Tensor]) -> list[Tensor]:
-        pairs = zip(after.queries, self.zero_shot.queries, strict=True)
-        return [update(one, before) for one, before in pairs]
+    @cached_property
+    def by_context(self) -> list[Change]:
+        """What context changes in each query."""
+        return self._changes(self.in_context, measures.IN_CONTEXT)
 
     def similarity(
         self, trained: Observed, partner: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
         """SimAOU and SimAM delta by query and block; with a partner, its training's change."""
-        attention = self._pairs(trained, measures.attention_update)
-        scores = [
-            measures.score_update(after, before)
-            for after, before in zip(trained.queries, self.zero_shot.queries, strict=True)
-        ]
-        order = range(len(attention)) if partner is None else partner
+        changes = self._changes(trained)
+        if partner is not None:
+            changes = [changes[other] for other in partner]
+        pairs = list(zip(self.by_context, changes, strict=True))
         return {
-            "aou": torch.stack(
-                [
-                    measures.cosine(own, attention[n])
-                    for own, n in zip(self.attention, order, strict=True)
-                ]
-            ),
+            "aou": torch.stack([measures.cosine(ours[0], theirs[0]) for ours, theirs in pairs]),
             "amd": torch.stack(
-                [
-                    measures.score_similarity(own, scores[n])
-                    for own, n in zip(self.scores, order, strict=True)
-                ]
+                [measures.score_similarity(ours[1], theirs[1]) for ours, theirs in pairs]
             ),
         }
 
     def sim_am(self, other: Observed) -> Tensor:
         """Plain SimAM of context and another condition, by query and block."""
-        pairs = zip(self.in_context.queries, other.queries, strict=True)
-        return torch.stack([measures.sim_am(ours, theirs) for ours, theirs in pairs])
+        return torch.stack(list(map(measures.sim_am, self.in_context, other)))
 
     def noise(self, seed: int) -> dict[str, Tensor]:
         """The same measures with isotropic noise for what training changes."""
-        pairs = list(zip(self.in_context.queries, self.zero_shot.queries, strict=True))
+        pairs = list(zip(self.in_context, self.zero_shot, strict=True))
         seeds = [1_000_003 * seed + 1000 * n for n in range(len(pairs))]
         return {
-            "aou": torch.stack(
-                [measures.noise_aou(*pair, n) for pair, n in zip(pairs, seeds, strict=True)]
-            ),
-            "amd": torch.stack(
-                [measures.noise_am(*pair, n) for pair, n in zip(pairs, seeds, strict=True)]
-            ),
+            name: torch.stack([of(*pair, n) for pair, n in zip(pairs, seeds, strict=True)])
+            for name, of in (("aou", measures.noise_aou), ("amd", measures.noise_am))
         }
-
-
-def lessons(encoded: EncodedTask, pieces: Sequence[Piece]) -> list[Demonstration]:
-    """Demonstrations to train on, in the order in which they are shown."""
-    return [Demonstration(encoded.demonstration(one), len(one.answer)) for one in pieces]
 
 
 def train(
     context: IclContext,
-    model: Transformer,
+    trial: Trial,
     way: str,
     rate: float,
-    demonstrations: Sequence[Demonstration],
+    pieces: Sequence[Piece],
     start: Delta | None = None,
 ) -> Delta:
-    """What a way of training learns."""
+    """What a way of training learns from demonstrations, in the order in which they are shown."""
     s, is_plain = context.settings, way == "gd"
-    lens = None if is_plain or model is not context.model else context.lenses[way]
+    encoded = trial.encoded
     return learn(
-        model,
-        demonstrations,
+        trial.model,
+        [Demonstration(encoded.demonstration(piece), len(piece.answer)) for piece in pieces],
         how="full" if is_plain else "layer-causal",
         learning_rate=rate,
         parameters=s.chosen_parameters,
         tokens=s.tokens,  # type: ignore[arg-type]
-        lens=lens,
+        lens=None if is_plain or trial.model is not context.model else context.lenses[way],
         start=start,
     ).delta
 
 
 def measure(context: IclContext, task: str, seed: int) -> dict[str, Tensor]:
     """All measurements of one task and seed."""
-    drawn = context.draw(task, seed)
-    context.require_queries(drawn)
-    cell = _Cell(context, task, seed, drawn)
-    cell.references()
-    ways = context.settings.ways
+    cell, ways = _Cell(context, task, seed), context.settings.ways
     for number, way in enumerate(ways):
         context.progress(f"training on {task}, seed {seed}", number, len(ways), "ways")
         try:
@@ -212,61 +177,72 @@ def measure(context: IclContext, task: str, seed: int) -> dict[str, Tensor]:
 
 
 class _Cell:
-    """One task and seed in progress."""
+    """One task and seed in progress: begins with zero-shot, in context, and noise."""
 
-    def __init__(self, context: IclContext, task: str, seed: int, drawn: Draw) -> None:
-        self.context, self.task, self.seed, self.drawn = context, task, seed, drawn
-        self.encoded = context.encoded[task]
-        self.trial = Trial(context.model, self.encoded, drawn.demonstrations, drawn.queries)
-        self.partner = measures.shuffled(len(drawn.queries), seed)
-        self.tensors: dict[str, Tensor] = {}
-
-    def references(self) -> None:
-        """Zero-shot and in context, noise, and SimAM before any training."""
-        trial = self.trial
+    def __init__(self, context: IclContext, task: str, seed: int) -> None:
+        self.context, self.task, self.seed = context, task, seed
+        self.drawn, self.encoded = context.draw(task, seed), context.encoded[task]
+        shown, queries = self.drawn.demonstrations, self.drawn.queries
+        if len(queries) < 2:
+            raise BadText("there are fewer than two queries; shuffled queries are a control")
+        self.partner = measures.shuffled(len(queries), seed)
+        self.trial = trial = Trial(context.model, self.encoded, shown, queries)
+        self.shorter = {  # context is the same for all ways
+            stop: Trial(context.model, self.encoded, shown[:stop], queries[:CURVE_QUERIES])
+            for stop in context.settings.stops[:-1]
+        }
+        self.tensors: dict[str, Tensor] = {"am/zero-shot/": trial.sim_am(trial.zero_shot)}
+        self._keep("noise", "", trial.noise(seed))
         self._answers("zero-shot", trial.zero_shot)
         self._answers("in-context", trial.in_context)
-        for measure_, values in trial.noise(self.seed).items():
-            self.tensors[f"{measure_}/noise/"] = values
-        self.tensors["am/zero-shot/"] = trial.sim_am(trial.zero_shot)
 
     def way(self, way: str) -> None:
         """One way of training, with its controls, and looked at after fewer demonstrations."""
-        rate = self.context.rate(self.task, way)
-        trained: Observed | None = None
+        rate, trial = self.context.rate(self.task, way), self.trial
         for stop, delta in self._stages(way, rate):
-            if stop < len(self.drawn.demonstrations):
-                self._curve(way, stop, delta)
-            else:
-                trained = self.trial.trained(delta)
-                gain = self._log_p(trained) - self._log_p(self.trial.zero_shot)
-                self.tensors[f"gain/{way}"] = gain
-                self._answers(way, trained, delta)
-        assert trained is not None
-        self._keep(way, "", self.trial.similarity(trained))
-        self._keep(way, "queries", self.trial.similarity(trained, self.partner))
-        self.tensors[f"am/{way}/"] = self.trial.sim_am(trained)
-        if way in CONTROLLED:
-            self._labels(way, rate)
-
-    def _labels(self, way: str, rate: float) -> None:
-        """The same training on demonstrations with shuffled answers."""
+            if shorter := self.shorter.get(stop):
+                for name, values in shorter.similarity(shorter.trained(delta)).items():
+                    self.tensors[f"shots/{stop}/{way}/{name}"] = layer_mean(values)
+        trained = trial.trained(delta)  # with all demonstrations
+        self.tensors[f"gain/{way}"] = trial.log_p(trained) - trial.log_p(trial.zero_shot)
+        self._answers(way, trained, delta)
+        self._keep(way, "", trial.similarity(trained))
+        self._keep(way, "queries", trial.similarity(trained, self.partner))
+        self.tensors[f"am/{way}/"] = trial.sim_am(trained)
         dealt = self.drawn.shuffled()
-        if still_right(self.drawn.demonstrations, dealt) == 1:
-            return  # a single demonstration keeps its answer: this would be no control
-        others = lessons(self.encoded, dealt)
-        try:
-            delta = train(self.context, self.context.model, way, rate, others)
-            trained = self.trial.trained(delta)
-        except NotFinite:
-            self.fail(way, "labels")
-            return
-        self._keep(way, "labels", self.trial.similarity(trained))
-        self._answers(f"{way}/labels", trained, delta)
+        # A single demonstration keeps its answer: this would be no control.
+        if way in CONTROLLED and still_right(self.drawn.demonstrations, dealt) < 1:
+            self._control(self.trial, way, "labels", dealt)
 
-    def _log_p(self, observed: Observed) -> Tensor:
-        """The log-probability of each query's right answer."""
-        return observed.log_probs(self.encoded, self.drawn.queries)
+    def _stages(self, way: str, rate: float) -> Iterator[tuple[int, Delta]]:
+        """What was learned after fewer demonstrations, and after all: one pass of training."""
+        delta: Delta | None = None
+        done = 0
+        for stop in self.context.settings.stops:
+            pieces = self.drawn.demonstrations[done:stop]
+            delta = train(self.context, self.trial, way, rate, pieces, delta)
+            done = stop
+            yield stop, delta
+
+    def untrained(self) -> None:
+        """The paper's ways on a model whose blocks are untrained, with the same rates."""
+        shown, control = self.drawn.demonstrations, self.context.untrained_control(self.seed)
+        trial = Trial(control, self.encoded, shown, self.drawn.queries)
+        for way in CONTROLLED:
+            self._control(trial, way, "untrained", shown)
+
+    def _control(self, trial: Trial, way: str, control: str, pieces: Sequence[Piece]) -> None:
+        """Another training at the same rate, which may diverge."""
+        try:
+            rate = self.context.rate(self.task, way)
+            delta = train(self.context, trial, way, rate, pieces)
+            trained = trial.trained(delta)
+        except NotFinite:
+            self.fail(way, control)
+            return
+        self._keep(way, control, trial.similarity(trained))
+        if control == "labels":
+            self._answers(f"{way}/labels", trained, delta)
 
     def fail(self, way: str, control: str = "") -> None:
         """Mark a training that diverged, and drop what was measured on the way to it."""
@@ -274,51 +250,16 @@ class _Cell:
             del self.tensors[key]
         self.tensors[f"{FAILED}{way}/{control}"] = torch.tensor(True)
 
-    def untrained(self) -> None:
-        """The paper's ways on a model whose blocks are untrained, with the same rates."""
-        drawn, control = self.drawn, self.context.untrained_control(self.seed)
-        trial = Trial(control, self.encoded, drawn.demonstrations, drawn.queries)
-        for way in CONTROLLED:
-            try:
-                rate = self.context.rate(self.task, way)
-                own = lessons(self.encoded, drawn.demonstrations)
-                trained = trial.trained(train(self.context, control, way, rate, own))
-            except NotFinite:
-                self.fail(way, "untrained")
-                continue
-            self._keep(way, "untrained", trial.similarity(trained))
-
-    def _stages(self, way: str, rate: float) -> Iterator[tuple[int, Delta]]:
-        """What was learned after fewer demonstrations, and after all: one pass of training."""
-        own, done = lessons(self.encoded, self.drawn.demonstrations), 0
-        delta: Delta | None = None
-        for stop in self.context.settings.stops:
-            delta = train(self.context, self.context.model, way, rate, own[done:stop], delta)
-            done = stop
-            yield stop, delta
-
-    def _curve(self, way: str, stop: int, delta: Delta) -> None:
-        some = self.drawn.queries[:CURVE_QUERIES]
-        shown = self.drawn.demonstrations[:stop]
-        key = f"curve-{stop}"
-        if key not in self.__dict__:  # context is the same for all ways
-            self.__dict__[key] = Trial(self.context.model, self.encoded, shown, some)
-        trial: Trial = self.__dict__[key]
-        for measure_, values in trial.similarity(trial.trained(delta)).items():
-            self.tensors[f"shots/{stop}/{way}/{measure_}"] = layer_mean(values)
-
     def _keep(self, way: str, control: str, values: dict[str, Tensor]) -> None:
-        for measure_, value in values.items():
-            self.tensors[f"{measure_}/{way}/{control}"] = value
+        self.tensors |= {f"{name}/{way}/{control}": value for name, value in values.items()}
 
     def _answers(self, case: str, observed: Observed, delta: Delta | None = None) -> None:
         """Predictions, and readings of layers through the model as it was observed."""
-        predictions = observed.predictions(self.encoded)
-        self.tensors[f"prediction/{case}"] = predictions
-        self.tensors[f"right/{case}"] = predictions == truth(self.encoded, self.drawn.queries)
-        model, states = self.context.model, observed.states[:READ_QUERIES]
+        self.tensors[f"prediction/{case}"] = self.trial.predictions(observed)
+        self.tensors[f"right/{case}"] = self.trial.right(observed)
+        states = torch.stack([one.states for one in observed[:READ_QUERIES]])
         # Training may have changed the norm and the head that layers are read with.
-        with nullcontext() if delta is None else model.edit(ApplyDelta(delta)):
+        with nullcontext() if delta is None else self.context.model.edit(ApplyDelta(delta)):
             for way, lens in self.context.lenses.items():
                 name = way.removeprefix("lcgd-")
                 self.tensors[f"tops/{name}/{case}"] = readings(lens, states)

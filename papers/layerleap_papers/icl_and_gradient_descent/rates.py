@@ -1,8 +1,12 @@
-"""Learning rates: the same small search for every way of training, on separate queries.
+"""Learning rates: the same small search for every way of training; and does training learn at all?
 
-In: the demonstrations of every seed, and queries that are used for nothing else.
-Out: by way and rate, the log-probability of the right answer and the similarities, over all seeds;
-and the rate chosen.
+In: the demonstrations of every seed, queries that are used for nothing else, and the measurements
+of all tasks and seeds. Out: by way and rate, the log-probability of the right answer and the
+similarities, over all seeds; the rate chosen; and by task and way, how much more likely training at
+that rate makes the right answers of the study than no training, query by query.
+
+A way that does not learn has nothing to compare with learning in context: claims that need it
+cannot be told.
 """
 
 import math
@@ -13,46 +17,41 @@ import torch
 
 from layerleap import StudyResult, study
 from layerleap.errors import NotFinite
-from layerleap.lens import finite, nested_means
-from layerleap.study import estimate, pick, points
-from layerleap_papers.icl_and_gradient_descent.conditions import (
-    Observed,
-    Trial,
-    lessons,
-    train,
-    truth,
+from layerleap.lens import DIFFERENCE, SHARE, finite
+from layerleap.study import Column, above, estimate, pick
+from layerleap_papers.icl_and_gradient_descent.claims import interval
+from layerleap_papers.icl_and_gradient_descent.conditions import Observed, Trial, train
+from layerleap_papers.icl_and_gradient_descent.icl_accuracy import by_task, figure, names, panel
+from layerleap_papers.icl_and_gradient_descent.icl_context import (
+    FAILED,
+    NAMES,
+    IclContext,
+    layer_mean,
+    mean_of,
+    merged,
 )
-from layerleap_papers.icl_and_gradient_descent.icl_accuracy import PANELS, names, panel
-from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean
 
-LINES = {
-    "gd": study.Line("gradient descent", "orange", marker="s", style="dashed"),
-    "lcgd-logit": study.Line("layer-causal (logit lens)", "blue"),
-    "lcgd-linear": study.Line("layer-causal (shortcuts)", "purple", marker="^"),
-    "lcgd-tuned": study.Line("layer-causal (tuned lens)", "green", marker="D"),
-}
 LOSSES = {"answer": "the answers", "all": "all tokens of the demonstrations, as in the paper"}
 VALUE = "log_p"  # of the right answer, by which a rate is chosen
-BOUNDS = {VALUE: (-math.inf, 0.0), "accuracy": (0.0, 1.0)}  # similarities: -1 to 1
+BOUNDS = {VALUE: (-math.inf, 0.0), "accuracy": SHARE}  # similarities: -1 to 1
 EXTENSIONS = 5  # rates tried beyond the lowest or highest, at most
-NAMES = {way: line.label for way, line in LINES.items()}
+ANSWERS = {"yes": "learned by", "cannot tell": "not clearly learned by", "no": "made worse by"}
+CONTROLS = {"labels": "shuffled answers", "untrained": "untrained blocks"}
 
 Values = dict[str, list[float | None]]  # of one seed: a value per query, by measure
 
 
 def tables(context: IclContext) -> study.Tables:
     """All ways and rates of all tasks, saved one by one."""
-    rows: list[study.Row] = []
-    references: list[study.Row] = []
+    rows, references = list[study.Row](), list[study.Row]()
     for task in context.encoded:
         search = _Search(context, task)
         for number, way in enumerate(context.settings.ways):
-            context.progress(
-                f"learning rates on {task}", number, len(context.settings.ways), "ways"
-            )
-            own = search.way(way)
-            best = best_of(own)
-            rows += [{**row, "chosen": row is best} for row in own]
+            n_ways = len(context.settings.ways)
+            context.progress(f"learning rates on {task}", number, n_ways, "ways")
+            of_way = search.way(way)
+            best = best_of(of_way)
+            rows += [{**row, "chosen": row is best} for row in of_way]
             if best is None:
                 context.note(f"{task}: {NAMES[way]} diverges with every learning rate.")
         references += search.references()
@@ -79,24 +78,24 @@ def next_rate(rows: list[study.Row]) -> float | None:
     if len(rates) < 2:
         return None
     if best is None or best["rate"] == rates[0]:
-        wanted = rates[0] ** 2 / rates[1]
+        rate = rates[0] ** 2 / rates[1]
     elif best["rate"] == rates[-1]:
-        wanted = rates[-1] ** 2 / rates[-2]
+        rate = rates[-1] ** 2 / rates[-2]
     else:
         return None
-    return float(f"{wanted:.3g}")
+    return float(f"{rate:.3g}")
 
 
 class _Search:
     """The search on one task, with the demonstrations of every seed."""
 
     def __init__(self, context: IclContext, task: str) -> None:
-        self.context, self.task, self.encoded = context, task, context.encoded[task]
-        draws = {seed: context.draw(task, seed) for seed in context.seeds}
-        self.trials = {
-            seed: Trial(context.model, self.encoded, one.demonstrations, one.search)
-            for seed, one in draws.items()
-        }
+        self.context, self.task = context, task
+        self.trials: dict[int, Trial] = {}
+        for seed in context.seeds:
+            drawn = context.draw(task, seed)
+            encoded = context.encoded[task]
+            self.trials[seed] = Trial(context.model, encoded, drawn.demonstrations, drawn.search)
 
     def way(self, way: str) -> list[study.Row]:
         """All rates of the settings, and a few beyond an edge if the best one is there."""
@@ -112,79 +111,68 @@ class _Search:
         place: study.Row = {"task": self.task, "way": way, "rate": rate}
         by_seed: list[Values] = []
         for seed, trial in self.trials.items():
-            values = self._saved(partial(self._trained, trial, way, rate), way, rate, seed)
+            measure = partial(self._trained, trial, way, rate)
+            values = self.context.saved(measure, "rate", self.task, way, rate, seed)
             if not values:
                 return {**place, "value": None}
             by_seed.append(values)
-        return _estimates(by_seed, place)
-
-    def _saved(self, measure: Callable[[], Values], *key: object) -> Values:
-        """Values of one seed, by query: those of an interrupted run, or measured now."""
-        path = self.context.path("rate", self.task, *key)
-        values: Values | None = self.context.saved_json(path)
-        if values is None:
-            values = measure()
-            self.context.save_json(path, values)
-        return values
+        return place | _estimates(by_seed)
 
     def _trained(self, trial: Trial, way: str, rate: float) -> Values:
         """After training; empty if it diverges."""
         try:
-            own = lessons(self.encoded, trial.shown)
-            trained = trial.trained(train(self.context, trial.model, way, rate, own))
+            trained = trial.trained(train(self.context, trial, way, rate, trial.shown))
         except NotFinite:
             return {}
         values = _answers(trial, trained)
-        if not all(finite(one) is not None for one in values[VALUE]):
+        if any(finite(value) is None for value in values[VALUE]):
             return {}
         for measure, by_layer in trial.similarity(trained).items():
-            values[measure] = [finite(one) for one in layer_mean(by_layer)[:, 0].tolist()]
+            values[measure] = [finite(value) for value in layer_mean(by_layer)[:, 0].tolist()]
         return values
 
-    def references(self) -> list[study.Row]:
+    def references(self) -> Iterator[study.Row]:
         """Zero-shot and in context."""
         cases: dict[str, Callable[[Trial], Values]] = {
             "zero-shot": lambda trial: _answers(trial, trial.zero_shot),
             "in context": lambda trial: _answers(trial, trial.in_context),
         }
-        rows = []
         for name, measure in cases.items():
             by_seed = [
-                self._saved(partial(measure, trial), name, seed)
+                self.context.saved(partial(measure, trial), "rate", self.task, name, seed)
                 for seed, trial in self.trials.items()
             ]
-            rows.append(_estimates(by_seed, {"task": self.task, "case": name}))
-        return rows
+            yield {"task": self.task, "case": name} | _estimates(by_seed)
 
 
 def _answers(trial: Trial, observed: Observed) -> Values:
-    right = observed.predictions(trial.encoded) == truth(trial.encoded, trial.queries)
-    log_p = observed.log_probs(trial.encoded, trial.queries)
-    return {VALUE: log_p.tolist(), "accuracy": right.double().tolist()}
+    right, log_p = trial.right(observed).double(), trial.log_p(observed)
+    return {VALUE: log_p.tolist(), "accuracy": right.tolist()}
 
 
-def _estimates(by_seed: list[Values], place: study.Row) -> study.Row:
+def _estimates(by_seed: list[Values]) -> study.Row:
     """Means over seeds and queries: the log-probability, the accuracy, and any similarities."""
-    row = dict(place)
+    row: study.Row = {}
     for name in by_seed[0]:
         columns = [
-            torch.tensor([math.nan if one is None else one for one in values[name]])[:, None]
+            torch.tensor([math.nan if value is None else value for value in values[name]])
             for values in by_seed
         ]
-        one = nested_means(columns, bounds=BOUNDS.get(name, (-1.0, 1.0)))[0].to_dict()
+        mean = mean_of(columns, BOUNDS.get(name, DIFFERENCE))
         if name == VALUE:
-            row |= one
+            row |= mean
         elif name == "accuracy":
-            row["accuracy"] = one["value"]
+            row["accuracy"] = mean["value"]
         else:
-            row |= {f"{name}_{key}": one[key] for key in ("value", "low", "high")}
+            row |= {f"{name}_{end}": mean[end] for end in ("value", "low", "high")}
     return row
 
 
 def findings(result: StudyResult) -> Iterator[study.Said]:
     """The rates that were chosen, and whether the search ended at an edge."""
+    loss = LOSSES[result.settings["tokens"]]
     for task in names(result):
-        rows = [row for row in result.rows("rates", task=task) if row["chosen"]]
+        rows = result.rows("rates", task=task, chosen=True)
         if not rows:
             continue
         chosen = ", ".join(f"{row['rate']:g} for {NAMES[row['way']]}" for row in rows)
@@ -197,62 +185,13 @@ def findings(result: StudyResult) -> Iterator[study.Said]:
             f" Even after {EXTENSIONS} more rates, the best is at the edge of the search for "
             f"{', '.join(edge)}."
         )
-        loss = LOSSES[result.settings["tokens"]]
-        yield (f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}")
+        yield f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}"
 
 
 def _marks(result: StudyResult) -> Iterator[study.Mark]:
     for row in result.rows("rate_references"):
         yield study.Mark("y", row["value"], row["case"], panel=panel(result, row["task"]))
 
-
-FIGURES = (
-    study.Figure(
-        "rates",
-        "The right answer by learning rate",
-        "The mean log-probability of the right answer, in nats, after one pass of training over "
-        "the demonstrations; among labels for classes, among all tokens for mappings. The best "
-        "rate of each way is used from here on. Rates that diverge are left out.",
-        points("rates", x="rate", line="{way}", panel="{task}", words=PANELS),
-        x=study.Axis("learning rate", "log"),
-        y=study.Axis("log-probability"),
-        lines=LINES,
-        marks=_marks,
-        unit="queries",
-        sample="bands: 95 %, over seeds and queries",
-        share_y=False,
-    ),
-    study.Figure(
-        "rates-aou",
-        "SimAOU by learning rate",
-        "The similarity of what training and what context change in attention outputs, mean over "
-        "layers, on the same queries. It does not decide which rate is used.",
-        points("rates", x="rate", y="aou_value", line="{way}", panel="{task}", words=PANELS),
-        x=study.Axis("learning rate", "log"),
-        y=study.Axis("SimAOU"),
-        lines=LINES,
-        unit="queries",
-        sample="bands: 95 %, over seeds and queries",
-    ),
-)
-
-TABLES = (
-    study.Table(
-        "rates-table",
-        "Search of learning rates",
-        pick("rates"),
-        (
-            study.Column("task"),
-            study.Column("way", words=NAMES),
-            study.Column("rate", form="{:g}"),
-            estimate("value", "log-probability"),
-            study.Column("accuracy", "right (%)", "{:.0f}", 100),
-            study.Column("aou_value", "SimAOU", "{:.3f}", low="aou_low", high="aou_high"),
-            study.Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
-            study.Column("chosen", words={True: "chosen", False: ""}),
-        ),
-    ),
-)
 
 SECTION = study.Section(
     key="rates",
@@ -265,5 +204,118 @@ SECTION = study.Section(
     "demonstrations of all seeds. No seed measures these queries. If the best rate is the lowest "
     f"or highest that was tried, the search goes on there, at most {EXTENSIONS} times.",
     findings=findings,
-    shows=(*FIGURES, *TABLES),
+    shows=(
+        figure(
+            "rates",
+            "The right answer by learning rate",
+            "The mean log-probability of the right answer, in nats, after one pass of training "
+            "over the demonstrations; among labels for classes, among all tokens for mappings. The "
+            "best rate of each way is used from here on. Rates that diverge are left out.",
+            by_task("rates", x="rate", line="{way}"),
+            x=study.Axis("learning rate", "log"),
+            y=study.Axis("log-probability"),
+            marks=_marks,
+            share_y=False,
+        ),
+        figure(
+            "rates-aou",
+            "SimAOU by learning rate",
+            "The similarity of what training and what context change in attention outputs, mean "
+            "over layers, on the same queries. It does not decide which rate is used.",
+            by_task("rates", x="rate", y="aou_value", line="{way}"),
+            x=study.Axis("learning rate", "log"),
+            y=study.Axis("SimAOU"),
+        ),
+        study.Table(
+            "rates-table",
+            "Search of learning rates",
+            pick("rates"),
+            (
+                Column("task"),
+                Column("way", words=NAMES),
+                Column("rate", form="{:g}"),
+                estimate("value", "log-probability"),
+                Column("accuracy", "right (%)", "{:.0f}", 100),
+                Column("aou_value", "SimAOU", "{:.3f}", low="aou_low", high="aou_high"),
+                Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
+                Column("chosen", words={True: "chosen", False: ""}),
+            ),
+        ),
+    ),
+)
+
+
+def _gains(context: IclContext) -> study.Tables:
+    """Gains over no training, and failed trainings."""
+    gains, failed = list[study.Row](), list[study.Row]()
+    for task, cells in context.cells():
+        for way in context.settings.ways:
+            if groups := merged(cells, f"gain/{way}"):
+                row = mean_of(groups)
+                gains.append({"task": task, "way": way, **row, "learns": above(row)})
+        for seed, cell in zip(context.seeds, cells, strict=True):
+            for _, way, control in (key.split("/") for key in cell if key.startswith(FAILED)):
+                failed.append({"task": task, "seed": seed, "way": way, "control": control})
+    return {"learns": gains, "failed_trainings": failed}
+
+
+def _gain_findings(result: StudyResult) -> Iterator[study.Finding]:
+    """Which ways learn a task, and trainings that failed."""
+    for task in names(result):
+        rows = result.rows("learns", task=task)
+        parts = []
+        for answer, words in ANSWERS.items():
+            if ways := [
+                f"{NAMES[row['way']]} {interval(row, '+.3g')}"
+                for row in rows
+                if row["learns"] == answer
+            ]:
+                parts.append(f"{words} {', '.join(ways)}")
+        if parts:
+            is_idle = any(row["learns"] != "yes" for row in rows)
+            rest = " No claim uses a way that does not clearly learn." if is_idle else ""
+            yield study.Finding(
+                f"{panel(result, task)}: {'; '.join(parts)} (gain of the right answer's "
+                f"log-probability over no training, in nats).{rest}",
+                under="learns-table",
+            )
+        failures: dict[str, list[str]] = {}
+        for row in result.rows("failed_trainings", task=task):
+            control = f", {CONTROLS[row['control']]}," if row["control"] else ""
+            failures.setdefault(f"{NAMES[row['way']]}{control}", []).append(str(row["seed"]))
+        for name, seeds in failures.items():
+            yield study.Finding(
+                f"{panel(result, task)}: training by {name} diverged to NaN or infinity with seed "
+                f"{', '.join(seeds)}, so nothing is reported for it on this task.",
+                under="learns-table",
+            )
+
+
+LEARNS = study.Section(
+    key="learns",
+    title="Does training learn here?",
+    run=_gains,
+    needs=("rates",),
+    short="Training",
+    help="whether training at the chosen rates learns",
+    lead="The best learning rate of a search may still be worse than no training at all. So every "
+    "way is trained on the demonstrations of each seed, at its chosen rate, and asked the queries "
+    "of the study, on which no rate was chosen: is the right answer more likely than without "
+    "training? What a way does that does not clearly learn is shown, but no claim uses it.",
+    findings=_gain_findings,
+    shows=(
+        study.Table(
+            "learns-table",
+            "Gain of the right answer's log-probability by training, in nats",
+            pick("learns"),
+            (
+                Column("task"),
+                Column("way", "trained by", words=NAMES),
+                estimate("value", "gain", "{:+.3f}"),
+                Column("rows", "queries", "{:,.0f}"),
+                Column("learns", colours=study.GOOD_OR_BAD),
+            ),
+            terminal=True,
+        ),
+    ),
 )

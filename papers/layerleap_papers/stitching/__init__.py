@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from layerleap import StudyResult
 from layerleap.study import Box, Study
 from layerleap_papers.stitching import classifier, pairs
-from layerleap_papers.stitching.stitching_context import StitchingContext
-from layerleap_papers.stitching.stitching_settings import StitchingSettings
+from layerleap_papers.stitching.stitching_context import StitchingContext, StitchingSettings
 
 __all__ = ["STUDY", "StitchingSettings"]
 

@@ -11,7 +11,6 @@ layer of each kernel is chosen on one half of the texts, and its accuracy is tha
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,48 +20,30 @@ from layerleap.act.stitch import Stitched, translate
 from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.lens import DIFFERENCE, SHARE, Bounds, mean_interval
 from layerleap.models import padded, record
-from layerleap.study import in_words, percent
+from layerleap.study import Claim, Each, in_words, percent, pick
 from layerleap.zoo import is_held_out
-from layerleap_papers.stitching.pairs import LINES
-from layerleap_papers.stitching.stitching_context import KERNELS, Kernels, StitchingContext
+from layerleap_papers.stitching.stitching_context import LINES, Kernels, StitchingContext
 
 TEXTS_PER_BATCH = 8
 TRANSLATED_TEXTS = 16  # on which the translated parameters run beside the splice
 
 
-@dataclass(frozen=True)
-class Verdicts:
-    """Which texts each stitched classifier got right: (text, column), 1 or 0."""
-
-    columns: list[tuple[str, int]]  # kernel and layer of the first model
-    right: Tensor
-    alone: Tensor  # (text, 2): the classifier itself, and always the commonest class
-
-
 def tables(context: StitchingContext) -> study.Tables:
     """Accuracy by kernel and layer, of both halves, and the check of the translation."""
-    classifier = context.classifier
-    layer = classifier.n_layers - context.settings.kept_blocks
+    classifier, kept = context.classifier, context.settings.kept_blocks
+    layer = classifier.n_layers - kept
     pairs = [(i, layer) for i in context.grid(context.model)]
-    batches, total = context.review_batches()
-    kernels, _ = context.kernels(classifier, pairs, batches, total)
+    kernels, _ = context.kernels(classifier, pairs, *context.review_batches())
     texts, labels = _held_out(context)
-    verdicts = classify(context, kernels, texts, labels)
-    rows, chosen = _accuracies(verdicts)
-    own, common = _estimates(verdicts.alone)
+    right, alone = classify(context, kernels, texts, labels)
+    places = [{"kernel": kernel, "layer": i} for kernel, (i, _) in kernels]
+    itself, commonest = _estimates(alone)
+    about = {"name": classifier.identity.name, "layer": layer, "kept_blocks": kept}
+    about |= {"n_layers": classifier.n_layers, **itself, "chance": commonest["value"]}
     return {
-        "accuracy": rows,
-        "chosen": chosen,
-        "classifier": [
-            {
-                "name": classifier.identity.name,
-                "layer": layer,
-                "kept_blocks": context.settings.kept_blocks,
-                "n_layers": classifier.n_layers,
-                **own,
-                "chance": common["value"],
-            }
-        ],
+        "accuracy": [{**p, **row} for p, row in zip(places, _estimates(right), strict=True)],
+        "chosen": _chosen(places, right, alone),
+        "classifier": [about],
         "translation": _translations(context, layer, kernels, texts),
     }
 
@@ -70,11 +51,11 @@ def tables(context: StitchingContext) -> study.Tables:
 def _held_out(context: StitchingContext) -> tuple[list[str], Tensor]:
     """Labelled texts that neither the bundled classifier nor a kernel has seen, in random order."""
     s = context.settings
-    found = [one for one in context.reviews() if is_held_out(one[0])]
-    if len(found) < 2:
-        raise BadText(f"{s.reviews} has {len(found)} held-out texts; expected at least two")
-    random.Random(s.seed).shuffle(found)
-    texts, labels = zip(*found[: s.n_reviews], strict=True)
+    held_out = [review for review in context.reviews() if is_held_out(review[0])]
+    if len(held_out) < 2:
+        raise BadText(f"{s.reviews} has {len(held_out)} held-out texts; expected at least two")
+    random.Random(s.seed).shuffle(held_out)
+    texts, labels = zip(*held_out[: s.n_reviews], strict=True)
     return list(texts), torch.tensor(labels)
 
 
@@ -86,21 +67,24 @@ def _inputs(context: StitchingContext, texts: list[str]) -> dict[str, Tensor]:
 
 def classify(
     context: StitchingContext, kernels: Kernels, texts: list[str], labels: Tensor
-) -> Verdicts:
-    """Every text through every stitched classifier, and through the classifier itself."""
+) -> tuple[Tensor, Tensor]:
+    """Which texts each stitched classifier gets right, (text, kernel and layer), 1 or 0.
+
+    And (text, 2) what needs no stitching: the classifier itself, and always the commonest class.
+    """
     a, c, started = context.model, context.classifier, time.monotonic()
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     right = torch.zeros(len(texts), len(kernels), dtype=torch.float64)
-    own = torch.zeros(len(texts), dtype=torch.float64)
+    alone = torch.stack([torch.zeros(len(texts)), labels == labels.mode().values], 1).double()
     tokens = 0
     for start in range(0, len(order), TEXTS_PER_BATCH):
         rows = order[start : start + TEXTS_PER_BATCH]
         inputs, truth = _inputs(context, [texts[row] for row in rows]), labels[rows]
         tokens += int(inputs["attention_mask"].sum())
-        states = a.capture(inputs, layers={pair[0] for _, pair in kernels}).states
+        states = a.capture(inputs, layers={i for _, (i, _) in kernels}).states
         recording = record(c, inputs, logits=True)
         assert recording.logits is not None
-        own[rows] = (recording.logits.argmax(-1).cpu() == truth).double()
+        alone[rows, 0] = (recording.logits.argmax(-1).cpu() == truth).double()
         for column, ((_, (i, j)), carry) in enumerate(kernels.items()):
             h = recording.run(carry(states[i]).to(c.device(j), c.model.dtype), j)
             logits = _logits(c, h, inputs["attention_mask"])
@@ -108,10 +92,7 @@ def classify(
         context.progress("classifying reviews", start + len(rows), len(texts))
     counts = {"texts": len(texts), "documents": len(texts), "rows": len(texts), "tokens": tokens}
     context.read("classify", context.settings.reviews, counts, started)
-    commonest = (labels == labels.mode().values).double()
-    return Verdicts(
-        [(kernel, pair[0]) for kernel, pair in kernels], right, torch.stack([own, commonest], 1)
-    )
+    return right, alone
 
 
 @torch.no_grad()
@@ -121,46 +102,42 @@ def _logits(model: Transformer, h: Tensor, mask: Tensor) -> Tensor:
 
 def _estimates(values: Tensor, bounds: Bounds = SHARE) -> list[study.Row]:
     """Column means; every text is a document."""
-    found = mean_interval(values, torch.arange(len(values)), bounds)
-    return [one.to_dict() for one in found]
+    return [one.to_dict() for one in mean_interval(values, torch.arange(len(values)), bounds)]
 
 
-def _accuracies(verdicts: Verdicts) -> tuple[list[study.Row], list[study.Row]]:
-    """Accuracy by kernel and layer; and by kernel at the layer that the first half chose."""
-    places = [{"kernel": kernel, "layer": layer} for kernel, layer in verdicts.columns]
-    whole = [{**p, **e} for p, e in zip(places, _estimates(verdicts.right), strict=True)]
-    first, second = verdicts.right[::2], verdicts.right[1::2]
+def _chosen(places: list[study.Row], right: Tensor, alone: Tensor) -> list[study.Row]:
+    """Accuracy by kernel on the second half, at the layer that the first half chose."""
+    first, second = right[::2].mean(0).tolist(), right[1::2]
     estimates = _estimates(second)
     # Text by text: the commonest class is right on some of the same texts.
-    leads = _estimates(second - verdicts.alone[1::2, 1:2], DIFFERENCE)
+    leads = _estimates(second - alone[1::2, 1:2], DIFFERENCE)
     chosen = []
-    for kernel in dict.fromkeys(kernel for kernel, _ in verdicts.columns):
-        own = [n for n, column in enumerate(verdicts.columns) if column[0] == kernel]
-        best = max(own, key=lambda number: float(first[:, number].mean()))
+    for kernel in dict.fromkeys(place["kernel"] for place in places):
+        columns = [n for n, place in enumerate(places) if place["kernel"] == kernel]
+        best = max(columns, key=lambda column: first[column])
         lead = {f"lead_{key}": leads[best][key] for key in ("value", "low", "high")}
         chosen.append({**places[best], **estimates[best], **lead})
-    return whole, chosen
+    return chosen
 
 
 def _translations(
     context: StitchingContext, layer: int, kernels: Kernels, texts: list[str]
 ) -> list[study.Row]:
     """Logits of the translated parameters beside those of the splice."""
-    a, c = context.model, context.classifier
-    some = sorted({i for _, (i, _) in kernels})
+    layers = sorted({i for _, (i, _) in kernels})
+    inputs = _inputs(context, texts[:TRANSLATED_TEXTS])
     rows: list[study.Row] = []
-    for at in sorted({some[0], some[len(some) // 2], some[-1]}):
-        stitched = Stitched(a, at, c, layer, "embedding", kernels["embedding", (at, layer)])
-        inputs = _inputs(context, texts[:TRANSLATED_TEXTS])
+    for at in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
+        kernel = kernels["embedding", (at, layer)]
+        stitched = Stitched(context.model, at, context.classifier, layer, "embedding", kernel)
         try:
             translated = translate(stitched)(inputs).cpu().double()
         except (BadSettings, ModelRefused) as error:
             context.leave_out("Translated parameters", error)
             return rows
         spliced = stitched(inputs).cpu().double()
-        gap = float((translated - spliced).abs().max())
+        gap, size = float((translated - spliced).abs().max()), float(spliced.abs().max())
         same = float((translated.argmax(-1) == spliced.argmax(-1)).double().mean())
-        size = float(spliced.abs().max())
         rows.append({"layer": at, "texts": len(spliced), "gap": gap, "size": size, "same": same})
     return rows
 
@@ -168,7 +145,8 @@ def _translations(
 def findings(result: StudyResult) -> Iterator[study.Said]:
     """Whether it works, and what the translation says."""
     about = result.tables["classifier"][0]
-    a = result.tables["models"][0]["a"]
+    a, kept = result.tables["models"][0]["a"], about["kept_blocks"]
+    blocks = {0: "Its head", 1: "Its last block"}.get(kept, f"Its last {kept} blocks")
     yield (
         f"{about['name']} itself is right on {percent(about['value'], 1)} of "
         f"{about['rows']:,} held-out reviews; always naming the commonest verdict is right on "
@@ -179,9 +157,9 @@ def findings(result: StudyResult) -> Iterator[study.Said]:
             study.above(study.part_of(row, "lead")), "not clearly better than chance"
         )
         yield study.Finding(
-            f"{_blocks(about['kept_blocks'])} after layer {row['layer']} of {a}, "
-            f"{LINES[row['kernel']].label}: {in_words(row, '.1%')}, {verb}. The "
-            "layer was chosen on the other half of the reviews.",
+            f"{blocks} after layer {row['layer']} of {a}, {LINES[row['kernel']].label}: "
+            f"{in_words(row, '.1%')}, {verb}. The layer was chosen on the other half of the "
+            "reviews.",
             under="accuracy",
             headline=row["kernel"] == "embedding",
         )
@@ -201,10 +179,6 @@ def _is_rounding(row: study.Row) -> bool:
     return bool(row["gap"] <= 1e-3 * row["size"])
 
 
-def _blocks(n: int) -> str:
-    return {0: "Its head", 1: "Its last block"}.get(n, f"Its last {n} blocks")
-
-
 @study.claim("Translating its parameters and splicing the models are the same.")
 def _translates(result: StudyResult) -> study.Verdict:
     rows = result.rows("translation")
@@ -218,32 +192,8 @@ def _translates(result: StudyResult) -> study.Verdict:
     )
 
 
-CHOSEN = study.pick("chosen", kernel="embedding")
+CHOSEN = pick("chosen", kernel="embedding")
 NONE = "no classifier was stitched"
-CLAIMS = (
-    study.Claim(
-        "A classifier's last blocks work on another model without training (more than 70 % "
-        "right); in the paper, 3 of 11 runs did.",
-        study.Each(
-            CHOSEN,
-            "{estimate:.1%} after layer {layer}",
-            "yes if the interval is above 70 %, at a layer chosen on other reviews",
-            lambda row: study.above(row, 0.7),
-            missing=NONE,
-        ),
-    ),
-    study.Claim(
-        "They are right more often than always naming the commonest class.",
-        study.Each(
-            lambda result: [{**row, "points": 100 * row["lead_value"]} for row in CHOSEN(result)],
-            "{points:+.1f} points after layer {layer}",
-            "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
-            lambda row: study.above(study.part_of(row, "lead")),
-            missing=NONE,
-        ),
-    ),
-    _translates,
-)
 
 
 def _marks(result: StudyResult) -> Iterator[study.Mark]:
@@ -251,58 +201,6 @@ def _marks(result: StudyResult) -> Iterator[study.Mark]:
     yield study.Mark("y", about["value"], f"{about['name']} itself, {percent(about['value'])}")
     yield study.Mark("y", about["chance"], f"commonest verdict, {percent(about['chance'])}")
 
-
-FIGURES = (
-    study.Figure(
-        "accuracy",
-        "Accuracy over the layer of the seam",
-        "The share of held-out reviews that the stitched classifier gets right, by the layer at "
-        "which the first model ends. The classifier always goes on at the same layer.",
-        study.points("accuracy", line="{kernel}", kernel=KERNELS),
-        x=study.Axis("layer of the first model", "layer"),
-        y=study.Axis("accuracy", "share"),
-        lines=LINES,
-        marks=_marks,
-        size=(7.2, 4.0),
-        unit="reviews",
-        sample="bands: 95 %, over reviews",
-    ),
-)
-
-TABLES = (
-    study.Table(
-        "chosen-table",
-        "Accuracy at the layer chosen on the other half of the reviews",
-        study.pick("chosen"),
-        (
-            study.Column("kernel"),
-            study.Column("layer", "after layer"),
-            study.estimate("value", "accuracy (%)", "{:.1f}", 100),
-            study.Column(
-                "lead_value",
-                "above chance (points)",
-                "{:+.1f}",
-                100,
-                low="lead_low",
-                high="lead_high",
-            ),
-            study.Column("rows", "reviews", "{:,.0f}"),
-        ),
-        terminal=True,
-    ),
-    study.Table(
-        "translation-table",
-        "Translated parameters beside the splice (embedding kernel)",
-        study.pick("translation"),
-        (
-            study.Column("layer", "after layer"),
-            study.Column("texts"),
-            study.Column("gap", "largest difference of logits", "{:.1e}"),
-            study.Column("size", "largest logit", "{:.2f}"),
-            study.Column("same", "same verdict (%)", "{:.0f}", 100),
-        ),
-    ),
-)
 
 SECTION = study.Section(
     key="classifier",
@@ -313,6 +211,73 @@ SECTION = study.Section(
     "ends. Nothing is trained: the kernel comes from the two vocabularies. The same is done with "
     "its parameters translated into the basis of the first model, which must say the same.",
     findings=findings,
-    shows=(*CLAIMS, *FIGURES, *TABLES),
+    shows=(
+        Claim(
+            "A classifier's last blocks work on another model without training (more than 70 % "
+            "right); in the paper, 3 of 11 runs did.",
+            Each(
+                CHOSEN,
+                "{estimate:.1%} after layer {layer}",
+                "yes if the interval is above 70 %, at a layer chosen on other reviews",
+                lambda row: study.above(row, 0.7),
+                missing=NONE,
+            ),
+        ),
+        Claim(
+            "They are right more often than always naming the commonest class.",
+            Each(
+                lambda result: [
+                    {**row, "points": 100 * row["lead_value"]} for row in CHOSEN(result)
+                ],
+                "{points:+.1f} points after layer {layer}",
+                "yes if the interval of the difference is above 0, at a layer chosen on other "
+                "reviews",
+                lambda row: study.above(study.part_of(row, "lead")),
+                missing=NONE,
+            ),
+        ),
+        _translates,
+        study.Figure(
+            "accuracy",
+            "Accuracy over the layer of the seam",
+            "The share of held-out reviews that the stitched classifier gets right, by the layer "
+            "at which the first model ends. The classifier always goes on at the same layer.",
+            study.points("accuracy", line="{kernel}", kernel=LINES),
+            x=study.Axis("layer of the first model", "layer"),
+            y=study.Axis("accuracy", "share"),
+            lines=LINES,
+            marks=_marks,
+            size=(7.2, 4.0),
+            unit="reviews",
+            sample="bands: 95 %, over reviews",
+        ),
+        study.Table(
+            "chosen-table",
+            "Accuracy at the layer chosen on the other half of the reviews",
+            pick("chosen"),
+            (
+                study.Column("kernel"),
+                study.Column("layer", "after layer"),
+                study.estimate("value", "accuracy (%)", "{:.1f}", 100),
+                study.Column(
+                    "lead_value", "above chance (points)", "{:+.1f}", 100, "lead_low", "lead_high"
+                ),
+                study.Column("rows", "reviews", "{:,.0f}"),
+            ),
+            terminal=True,
+        ),
+        study.Table(
+            "translation-table",
+            "Translated parameters beside the splice (embedding kernel)",
+            pick("translation"),
+            (
+                study.Column("layer", "after layer"),
+                study.Column("texts"),
+                study.Column("gap", "largest difference of logits", "{:.1e}"),
+                study.Column("size", "largest logit", "{:.2f}"),
+                study.Column("same", "same verdict (%)", "{:.0f}", 100),
+            ),
+        ),
+    ),
     when=lambda settings: settings.classifier is not None,
 )

@@ -1,12 +1,15 @@
-"""What the sections of the stitching study share: the other models, and which layers are paired.
+"""Settings of the stitching study, and what its sections share.
 
-In: a model and settings. Out: a context that loads the other models when they are first used.
+In: a model and plain values. Out: `StitchingSettings`, checked; and a context that loads the other
+models when they are first used, and makes the kernels between them.
 """
 
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,74 @@ from layerleap import LayerleapError, Transformer, load
 from layerleap.act.stitch import Carry, kernel_map
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps import FitReport, LayerPair, embedding_kernel, fit_kernels, shared_tokens
-from layerleap.stream import Batch, Census, Sampling, batches_of
-from layerleap.study import TextContext
-from layerleap.zoo import TEXT_NAMES, fetch, is_held_out
-from layerleap_papers.stitching.stitching_settings import StitchingSettings, name_of
+from layerleap.stream import Batch, Census, Sampling, batches_of, require_text
+from layerleap.study import Line, Row, TextContext, TextSettings, option
+from layerleap.zoo import SHORT, TEXT_NAMES, fetch, is_held_out
 
-KERNELS = ("embedding", "folded", "least-squares", "random", "identity")  # in the order of figures
+LINES = {
+    "embedding": Line("embedding kernel", "blue"),
+    "folded": Line("folded kernel", "purple", marker="X"),
+    "least-squares": Line("fitted kernel", "green", marker="D"),
+    "random": Line("random kernel", "grey", marker="s", style="dashed"),
+    "identity": Line("identity", "orange", marker="^", style="dashed"),
+}
 Kernels = dict[tuple[str, LayerPair], Carry]
+
+
+@dataclass(frozen=True)
+class StitchingSettings(TextSettings):
+    """What the stitching study does, and with how much data."""
+
+    other: Transformer | str = option(  # noqa: RUF009
+        "small-lm-2",
+        "The model whose last blocks are used, with the same vocabulary: a bundled or hub name, or "
+        "a folder.",
+        parse=str,
+    )
+    classifier: Transformer | str | None = option(  # noqa: RUF009
+        "small-lm-reviews",
+        "A classifier of texts with the same vocabulary, for the classifier without training; "
+        "'none' leaves it out.",
+        parse=lambda text: None if text == "none" else text,
+    )
+    kept_blocks: int = option(
+        3, "How many of the classifier's last blocks are stitched on.", least=0
+    )
+    reviews: str = option("reviews", "Labelled texts: 'reviews', or a .jsonl of text and label.")
+    review_length: int = option(
+        SHORT, "Characters; longer labelled texts are left out, as they are from training.", least=1
+    )
+    n_reviews: int = option(600, "Held-out labelled texts to classify.", least=2, quick=60)
+    n_fit: int | None = option(600, "Texts to fit kernels on.", flags=("--fit-texts",), quick=100)
+    n_read: int | None = option(200, "Held-out texts to read.", flags=("--read-texts",), quick=24)
+    positions: str | None = option("all", "'one' random position per text, 'all', or 'every:N'.")
+    layers: int = option(
+        7, "Layers of each model that are paired, at most; spread evenly.", least=2, quick=4
+    )
+    ridge: float | None = option(
+        None, "Penalty of fitted kernels; by default none, unless rows are few.", least=0
+    )
+    max_tokens: int = option(128, "Longer texts are cut here.", quick=64)
+
+    def resolved(self, model: Transformer) -> "StitchingSettings":
+        """The settings with the text decided."""
+        require_text(model)
+        if model.kind != "next-token":
+            raise BadSettings(
+                f"{model.identity.name} does not predict the next token; expected a language model "
+                "whose first blocks are stitched"
+            )
+        return replace(self, text=self.main_text(model), positions=self.positions or "all")
+
+    def to_dict(self) -> Row:
+        """Plain JSON values; models are named."""
+        names = {"other": name_of(self.other), "classifier": name_of(self.classifier)}
+        return {**super().to_dict(), **names}
+
+
+def name_of(model: Transformer | str | None) -> str | None:
+    """The name of a model, loaded or not."""
+    return model.identity.name if isinstance(model, Transformer) else model
 
 
 class StitchingContext(TextContext[StitchingSettings]):
@@ -59,14 +123,10 @@ class StitchingContext(TextContext[StitchingSettings]):
     def _loaded(self, model: Transformer | str) -> Transformer:
         if isinstance(model, Transformer):
             return model
-        messages = 0
-
-        def tell(_: str) -> None:
-            nonlocal messages
-            messages += 1
-            self.progress(f"preparing {model}", messages, None, "steps")
-
-        return load(model, tell=tell)
+        steps = count(1)
+        return load(
+            model, tell=lambda _: self.progress(f"preparing {model}", next(steps), None, "steps")
+        )
 
     def fingerprint(self) -> Any:
         """Digests of both sides of the text and of the other models."""
@@ -86,14 +146,14 @@ class StitchingContext(TextContext[StitchingSettings]):
         self, b: Transformer, pairs: list[LayerPair], batches: Iterator[Batch], total: int | None
     ) -> tuple[Kernels, list[FitReport]]:
         """Every kernel for every pair of layers, and how the fitted ones were fitted."""
-        a, seed = self.model, self.settings.seed
+        a, s = self.model, self.settings
         fitted = fit_kernels(
-            a, b, pairs, batches, ridge=self.settings.ridge, n_texts=total, progress=self.progress
+            a, b, pairs, batches, ridge=s.ridge, n_texts=total, progress=self.progress
         )
-        kernels: Kernels = {("least-squares", pair): own for pair, (own, _) in fitted.items()}
+        kernels: Kernels = {("least-squares", pair): carry for pair, (carry, _) in fitted.items()}
         names = ["embedding", "folded", "random", *(["identity"] if a.d_model == b.d_model else [])]
         for name in names:
-            carry = kernel_map(name, a, 0, b, 0, seed)  # the same for all pairs
+            carry = kernel_map(name, a, 0, b, 0, s.seed)  # the same for all pairs
             kernels |= {(name, pair): carry for pair in pairs}
         return kernels, [report for _, report in fitted.values()]
 
@@ -104,13 +164,13 @@ class StitchingContext(TextContext[StitchingSettings]):
         try:
             with path.open(encoding="utf8") as lines:
                 records = [json.loads(line) for line in lines if line.strip()]
-            found = [(str(one["text"]), int(one["label"])) for one in records]
+            labelled = [(str(record["text"]), int(record["label"])) for record in records]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadText(
                 f"{name} cannot be read as labelled texts ({type(error).__name__}: {error}); "
                 "expected a .jsonl file whose records have a text and a label from 0 on"
             ) from error
-        short = [one for one in found if len(one[0]) <= self.settings.review_length]
+        short = [review for review in labelled if len(review[0]) <= self.settings.review_length]
         if not short:
             raise BadText(
                 f"{name} has no labelled text of at most {self.settings.review_length} characters; "
@@ -135,17 +195,10 @@ class StitchingContext(TextContext[StitchingSettings]):
 
         return batches(), len(chosen)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Row:
         """Names and sizes of both models, for sentences."""
-        a, b = self.model, self.other
-        return {
-            "a": a.identity.name,
-            "b": b.identity.name,
-            "layers_a": a.n_layers,
-            "layers_b": b.n_layers,
-            "d_a": a.d_model,
-            "d_b": b.d_model,
-            "classifier": None
-            if self.settings.classifier is None
-            else name_of(self.settings.classifier),
-        }
+        row: Row = {"classifier": name_of(self.settings.classifier)}
+        for side, model in (("a", self.model), ("b", self.other)):
+            row |= {side: model.identity.name, f"layers_{side}": model.n_layers}
+            row[f"d_{side}"] = model.d_model
+        return row

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from layerleap import StudyResult
 from layerleap.study import Box, Study
 from layerleap_papers.topk_attention import attention, budget, ffn, heads, memory, relu, training
-from layerleap_papers.topk_attention.sparsity_context import SparsityContext
-from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings
+from layerleap_papers.topk_attention.sparsity_context import SparsityContext, SparsitySettings
 
 __all__ = ["STUDY", "SparsitySettings"]
 

@@ -9,33 +9,30 @@ steps. What steps cost together is measured.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 Plan = dict[int, int]  # by block, the number of its level; 0 is the whole block
 
 
 def finer(levels: Sequence[float], parts: int) -> list[float]:
     """The levels, falling, with others between them at equal ratios: `parts` for one."""
-    found = [levels[0]]
+    fine = [levels[0]]
     for high, low in pairwise(levels):
-        found += [high * (low / high) ** (part / parts) for part in range(1, parts)] + [low]
-    return found
+        fine += [high * (low / high) ** (part / parts) for part in range(1, parts)] + [low]
+    return fine
 
 
 def guessed(
-    levels: Sequence[float], costs: Sequence[float], wanted: Sequence[float]
+    levels: Sequence[float], costs: Sequence[float], others: Sequence[float]
 ) -> list[float]:
     """Costs at other levels, between the measured ones.
 
     They grow as a power of the level between two measured ones, and with the square of the distance
     from level 0, which costs nothing.
 
-    Args:
-        levels: measured, falling.
-        costs: at those levels; 0 at the first.
-        wanted: levels in the same range, falling.
+    Levels fall, others within the range of those measured; the first cost is 0.
     """
-    return [_guess(levels, costs, level) for level in wanted]
+    return [_guess(levels, costs, level) for level in others]
 
 
 def _guess(levels: Sequence[float], costs: Sequence[float], level: float) -> float:
@@ -59,7 +56,7 @@ def steps(costs: Mapping[int, Sequence[float]], kept: Sequence[float]) -> list[P
             than a milder one counts as costing the same: such differences are noise.
         kept: the part that each level keeps, falling from 1.
     """
-    risen = {block: _rising(own) for block, own in costs.items()}
+    risen = {block: list(accumulate(by_level, max)) for block, by_level in costs.items()}
     plan: Plan = dict.fromkeys(costs, 0)
     plans = [dict(plan)]
     last = len(kept) - 1
@@ -74,14 +71,6 @@ def steps(costs: Mapping[int, Sequence[float]], kept: Sequence[float]) -> list[P
         plan[block] = to
         plans.append(dict(plan))
     return plans
-
-
-def _rising(costs: Sequence[float]) -> list[float]:
-    risen, highest = [], 0.0
-    for cost in costs:
-        highest = max(highest, cost)
-        risen.append(highest)
-    return risen
 
 
 def furthest(n: int, cost: Callable[[int], float], limit: float) -> int:

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from layerleap import StudyResult, study
 from layerleap.act.edits import TopKAttention
 from layerleap.errors import BadText
-from layerleap.study import above, below, estimate, percent, pick, points, untested
-from layerleap_papers.topk_attention.curves import (
+from layerleap.study import above, below, percent, pick, points, untested
+from layerleap_papers.topk_attention.comparisons import (
     EIGHTH,
+    NO_LOSS,
     PANELS,
     SAME_LOSS,
     SAME_TOP,
+    cheapest,
+    curves,
     kept_share,
     nats,
     nearest,
@@ -21,11 +24,12 @@ from layerleap_papers.topk_attention.curves import (
 )
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
+SHORT = "no k that was tried is near an eighth of the keys; give longer texts, or a smaller k"
+
 
 def _run(context: SparsityContext) -> study.Tables:
-    rows = context.rows
-    seen = rows.visible
-    most = int(seen.max())
+    rows, visible = context.rows, context.rows.visible
+    most = int(visible.max())
     known = [k for k in context.settings.keys if k < most]
     if not known:
         raise BadText(
@@ -40,28 +44,21 @@ def _run(context: SparsityContext) -> study.Tables:
     table: list[study.Row] = []
     for number, k in enumerate(known):
         context.progress("attention with k keys", number, len(known), "runs")
-        reached = float((seen > k).double().mean())
-        share = kept_share(seen, k)
-        measured = rows.measure(TopKAttention(k=k))
-        table += rows.table(measured, k=k, affected=reached, keys_kept=share)
-    sizes = {"mean_keys": float(seen.double().mean()), "most_keys": most}
-    return {"attention": table, "attention_sizes": [{**sizes, "rows": len(rows)}]}
+        about = {"k": k, "affected": float((visible > k).double().mean())}
+        about["keys_kept"] = kept_share(visible, k)
+        table += rows.table(rows.measure(TopKAttention(k=k)).columns(), about)
+    sizes = {"mean_keys": float(visible.double().mean()), "most_keys": most, "rows": len(rows)}
+    return {"attention": table, "attention_sizes": [sizes]}
 
 
-# --- claims and findings -----------------------------------------------------------------------
-
-
-def eighth(result: StudyResult, table: str = "attention") -> study.Row | None:
-    """The row of the k with which rows keep about an eighth of the keys that they see, on average.
+def eighth(result: StudyResult, table: str = "attention", **where: object) -> list[study.Row]:
+    """Rows of the k with which rows keep about an eighth of the keys that they see, on average.
 
     Rows near the beginning of a text see few keys and keep all of them, so this k is far smaller
-    than an eighth of the longest text. None if no k comes near.
+    than an eighth of the longest text. Empty if no k comes near.
     """
     share = nearest(result, table, "keys_kept", EIGHTH)
-    return None if share is None else result.rows(table, keys_kept=share)[0]
-
-
-SHORT = "no k that was tried is near an eighth of the keys; give longer texts, or a smaller k"
+    return [] if share is None else result.rows(table, keys_kept=share, **where)
 
 
 @study.claim(
@@ -69,54 +66,31 @@ SHORT = "no k that was tried is near an eighth of the keys; give longer texts, o
     "hardly grows."
 )
 def _untrained(result: StudyResult) -> study.Verdict:
-    own = eighth(result)
-    if own is None:
-        return untested(SHORT)
-    row = result.row("attention", k=own["k"], measure="loss")
-    if row is None:
-        return untested("the right outputs of this text are not known, so there is no loss")
+    rows = eighth(result, measure="loss")
+    if not rows:
+        return untested(NO_LOSS if eighth(result) else SHORT)
     return study.Verdict(
-        below(row, SAME_LOSS),
-        f"with k = {own['k']}, which is {percent(own['keys_kept'])} of the keys of a row on "
-        f"average, the loss changes by {nats(row)}",
+        below(rows[0], SAME_LOSS),
+        f"with k = {rows[0]['k']}, which is {percent(rows[0]['keys_kept'])} of the keys of a row "
+        f"on average, the loss changes by {nats(rows[0])}",
         f"yes if the interval is below {SAME_LOSS} nats",
     )
-
-
-@study.claim("Zero-shot, the model's answers stay nearly identical with an eighth of the keys.")
-def _same_output(result: StudyResult) -> study.Verdict:
-    own = eighth(result)
-    if own is None:
-        return untested(SHORT)
-    row = result.row("attention", k=own["k"], measure="agreement")
-    if row is None:
-        return untested("nothing was measured")
-    return study.Verdict(
-        above(row, SAME_TOP),
-        f"with k = {own['k']} the top output is the same in {shares(row)} of rows",
-        f"yes if the interval is above {percent(SAME_TOP)}",
-    )
-
-
-CLAIMS = (_untrained, _same_output)
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     rows = result.rows("attention", measure="kl")
     if not rows:
         return
-    wanted = result.settings["kl"]
-    enough = [row for row in rows if below(row, wanted) == "yes"]
-    if enough:
-        first = min(enough, key=lambda row: row["k"])
+    kl = result.settings["kl"]
+    if first := cheapest(rows, "k", kl):
         yield study.Headline(
-            f"Attention with {first['k']} keys is within {wanted:g} nats of the whole model: KL "
+            f"Attention with {first['k']} keys is within {kl:g} nats of the whole model: KL "
             f"{nats(first)}. {percent(first['affected'])} of the rows see more keys than that."
         )
     else:
         yield study.Headline(
             f"No k that was tried ({', '.join(str(row['k']) for row in rows)}) is clearly within "
-            f"{wanted:g} nats of the whole model."
+            f"{kl:g} nats of the whole model."
         )
     fewest = min(rows, key=lambda row: row["k"])
     agreement = result.row("attention", k=fewest["k"], measure="agreement")
@@ -136,20 +110,26 @@ SECTION = study.Section(
     help="loss, KL and agreement against k",
     findings=_findings,
     shows=(
-        *CLAIMS,
-        study.Figure(
+        _untrained,
+        study.Claim(
+            "Zero-shot, the model's answers stay nearly identical with an eighth of the keys.",
+            study.Each(
+                lambda result: eighth(result, measure="agreement"),
+                "with k = {k} the top output is the same in {estimate:%} of rows",
+                f"yes if the interval is above {percent(SAME_TOP)}",
+                lambda row: above(row, SAME_TOP),
+                missing=SHORT,
+            ),
+        ),
+        curves(
             "attention",
             "Attention with k keys",
             "Left: how far the output moves. Middle: how often the top output stays the same. "
             "Right: how much worse the text is predicted.",
-            points(
+            "keys kept (k)",
+            rows=points(
                 "attention", x="k", line="attention", panel="{measure}", words={"measure": PANELS}
             ),
-            x=study.Axis("keys kept (k)", "log"),
-            y=study.Axis(""),
-            share_y=False,
-            unit="rows",
-            size=(3.7, 3.3),
             lines={"attention": study.Line("top-k attention", "blue")},
         ),
         study.Table(
@@ -158,7 +138,7 @@ SECTION = study.Section(
             pick("attention", words={"measure": PANELS}),
             (study.Column("k"), study.Column("affected", "rows that see more", "{:.0f} %", 100)),
             across="measure",
-            cells=(estimate("value", "", "{:.3f}"),),
+            cells=(study.estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),
     ),

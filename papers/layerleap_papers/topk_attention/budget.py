@@ -6,58 +6,59 @@ layer costs alone, and whether the budget holds on text that it was not chosen o
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from layerleap import LayerleapError, StudyResult, study
 from layerleap.act.edits import TopKAttention, TopKNeurons
 from layerleap.errors import BadText, ModelRefused
 from layerleap.lens import ANY, POSITIVE
-from layerleap.models import Edit, Recording, record
+from layerleap.models import Edit, record
 from layerleap.progress import Progress
-from layerleap.study import above, below, estimate, percent, pick, points, untested
+from layerleap.study import above, below, percent, pick, points, untested
 from layerleap_papers.topk_attention.allocation import Plan, finer, furthest, guessed, steps
-from layerleap_papers.topk_attention.curves import PANELS, nats
-from layerleap_papers.topk_attention.passes import MEASURES, POSSIBLE, Measured, Rows
+from layerleap_papers.topk_attention.comparisons import PANELS, Measured, Rows, kept_share, nats
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 ATTENTION, FFN = "attention", "FFN"
-KINDS = (ATTENTION, FFN)
-FINER = 4  # levels that plans may use for one that is measured
-TITLES = {ATTENTION: "Attention", FFN: "FFN"}
-GAIN = "same everywhere minus budget"
 NOUNS = {ATTENTION: "keys", FFN: "neurons"}
+TITLES = {ATTENTION: "Attention", FFN: "FFN"}
+FINER = 4  # levels that plans may use for one that is measured
+GAIN = "same everywhere minus budget"
 
 
-class _Part:
+@dataclass(frozen=True)
+class Part:
     """What is restricted: attention by numbers of keys, or FFNs by shares of neurons."""
 
-    def __init__(self, kind: str, blocks: list[int], levels: list[float], rows: Rows) -> None:
-        self.kind, self.blocks, self.levels = kind, blocks, levels  # level 0 is the whole block
-        self.rows, self.seen = rows, rows.visible.double()
+    kind: str
+    blocks: list[int]
+    levels: list[float]  # the first is the whole block
+    sizes: dict[int, int]  # neurons of each block
 
-    def finer(self) -> "_Part":
+    def finer(self) -> "Part":
         """The same with more levels; numbers of keys are whole."""
         levels = finer(self.levels, FINER)
         if self.kind == ATTENTION:
             levels = [float(k) for k in sorted({round(level) for level in levels}, reverse=True)]
-        return _Part(self.kind, self.blocks, levels, self.rows)
+        return replace(self, levels=levels)
 
-    def kept(self, level: float) -> float:
+    def kept(self, level: float, rows: Rows) -> float:
         """The part of keys or neurons that a level keeps."""
-        if self.kind == FFN:
-            return level
-        return float((self.seen.clamp_max(level) / self.seen).mean())
+        return level if self.kind == FFN else kept_share(rows.visible, level)
 
-    def edit(self, by_block: dict[int, float], sizes: dict[int, int]) -> Edit:
+    def k(self, block: int, level: float) -> int:
+        """How many keys or neurons that is."""
+        return max(1, math.ceil(level * self.sizes[block])) if self.kind == FFN else int(level)
+
+    def edit(self, by_block: dict[int, float]) -> Edit:
         """The edit that restricts some blocks."""
-        if self.kind == FFN:
-            return TopKNeurons({b: max(1, math.ceil(v * sizes[b])) for b, v in by_block.items()})
-        return TopKAttention(k={block: int(value) for block, value in by_block.items()})
+        k = {block: self.k(block, level) for block, level in by_block.items()}
+        return TopKNeurons(k) if self.kind == FFN else TopKAttention(k=k)
 
-    def plan(self, plan: Plan) -> dict[int, float]:
+    def restricted(self, plan: Plan) -> dict[int, float]:
         """By block, the level of those that are restricted."""
         return {block: self.levels[number] for block, number in plan.items() if number}
 
@@ -65,7 +66,7 @@ class _Part:
 def _run(context: SparsityContext) -> study.Tables:
     tables: study.Tables = {"budget": [], "budget_costs": [], "budget_checks": []}
     errors: list[str] = []
-    for kind in KINDS:
+    for kind in NOUNS:
         try:
             part = _part(context, kind)
         except LayerleapError as error:
@@ -78,139 +79,109 @@ def _run(context: SparsityContext) -> study.Tables:
     return tables
 
 
-def _part(context: SparsityContext, kind: str) -> _Part:
-    rows, every = context.chosen_on, list(range(1, context.model.n_layers + 1))
+def _part(context: SparsityContext, kind: str) -> Part:
+    s, rows, every = context.settings, context.chosen_on, range(1, context.model.n_layers + 1)
     if kind == FFN:
         if not context.ffns:
             raise ModelRefused("no FFN of this model has verified neurons")
-        levels = [1.0, *sorted((s for s in context.settings.shares if s < 1), reverse=True)]
-        return _Part(kind, list(context.ffns), levels, rows)
+        levels = [1.0, *sorted((share for share in s.shares if share < 1), reverse=True)]
+        sizes = {block: ffn.n_neurons for block, ffn in context.ffns.items()}
+        return Part(kind, list(sizes), levels, sizes)
     list(TopKAttention(k=1).changes(context.model))  # refuses models whose attention is their own
     most = int(rows.visible.max())  # more keys keep nothing more
-    known = sorted((k for k in context.settings.keys if k < most), reverse=True)
+    known = sorted((k for k in s.keys if k < most), reverse=True)
     if not known:
         raise BadText("no row sees more keys than the smallest number of keys asked for")
-    return _Part(kind, every, [float(most), *map(float, known)], rows)
+    return Part(kind, list(every), [float(most), *map(float, known)], {})
 
 
-def _share_out(context: SparsityContext, part: _Part, tables: study.Tables) -> None:
-    rows, wanted = context.chosen_on, context.settings.kl
-    sizes = {block: ffn.n_neurons for block, ffn in context.ffns.items()}
-    edit = partial(part.edit, sizes=sizes)
-    alone = _alone(rows, part, edit, context.progress)
-    costs = {
-        block: [0.0, *(float(alone[block, level].kl.mean()) for level in part.levels[1:])]
-        for block in part.blocks
-    }
-    measured, part = part, part.finer()
-    costs = {block: guessed(measured.levels, own, part.levels) for block, own in costs.items()}
-    plans = steps(costs, [part.kept(level) for level in part.levels])
+def _share_out(context: SparsityContext, part: Part, tables: study.Tables) -> None:
+    rows, fine = context.chosen_on, part.finer()
+    alone, costs = _alone(rows, part, context.progress), {}
+    for block in part.blocks:
+        measured = [0.0, *(float(alone[block, level].kl.mean()) for level in part.levels[1:])]
+        costs[block] = guessed(part.levels, measured, fine.levels)
+    plans = steps(costs, [fine.kept(level, rows) for level in fine.levels])
 
     def cost(number: int) -> float:
         context.progress(f"budget for {part.kind}", number, len(plans), "steps")
-        found = rows.estimates(
-            rows.measure(edit(part.plan(plans[number]))).kl[:, None], [POSITIVE]
-        )[0]
+        kl = rows.measure(fine.edit(fine.restricted(plans[number]))).kl
+        mean = rows.estimates(kl[:, None], POSITIVE)[0]
         # The upper end: the plan that looks cheapest on these texts costs more on others.
-        return float(found["value"] if found["high"] is None else found["high"])
+        return float(mean["value"] if mean["high"] is None else mean["high"])
 
-    chosen = plans[furthest(len(plans), cost, wanted)]
-    tables["budget"] += [_plan_row(part, block, chosen, costs, sizes) for block in part.blocks]
+    plan = plans[furthest(len(plans), cost, context.settings.kl)]
+    for block, number in plan.items():
+        level, kept = fine.levels[number], 1.0
+        if number:
+            kept = fine.kept(level, rows)
+        about = {"kind": part.kind, "layer": block, "level": level, "k": fine.k(block, level)}
+        about |= {"whole": not number, "kept": kept, "guess": costs[block][number]}
+        tables["budget"].append(about)
     for (block, level), one in alone.items():
-        found = rows.estimates(one.kl[:, None], [POSITIVE])[0]
+        mean = rows.estimates(one.kl[:, None], POSITIVE)[0]
         about = {"kind": part.kind, "layer": block, "level": level}
-        tables["budget_costs"].append({**about, **found})
-    tables["budget_checks"] += _checked(context.verified_on, part, chosen, edit)
+        tables["budget_costs"].append({**about, **mean})
+    tables["budget_checks"] += _checked(context.verified_on, fine, plan)
 
 
-def _alone(
-    rows: Rows, part: _Part, edit: Callable[[dict[int, float]], Edit], progress: Progress
-) -> dict[tuple[int, float], Measured]:
+def _alone(rows: Rows, part: Part, progress: Progress) -> dict[tuple[int, float], Measured]:
     """Every block restricted alone, at every level: blocks below it need not run again."""
-    recordings: list[Recording] = [record(rows.model, batch.inputs) for batch in rows.batches]
-    found = {}
+    model, measured = rows.model, {}
+    recordings = [(record(model, batch.inputs), batch.keep) for batch in rows.batches]
     for number, block in enumerate(part.blocks):
         progress(f"{part.kind} of single layers", number, len(part.blocks), "layers")
         for level in part.levels[1:]:
-            with rows.model.edit(edit({block: level})):
+            with model.edit(part.edit({block: level})):
                 ends = [
-                    rows.model.rows(
-                        recording.run(recording.states[block - 1], block - 1), batch.keep
-                    )
-                    for recording, batch in zip(recordings, rows.batches, strict=True)
+                    model.rows(recording.run(recording.states[block - 1], block - 1), keep)
+                    for recording, keep in recordings
                 ]
-            found[block, level] = rows.compared(ends)
-    return found
+            measured[block, level] = rows.compared(ends)
+    return measured
 
 
-def _plan_row(
-    part: _Part, block: int, plan: Plan, costs: dict[int, list[float]], sizes: dict[int, int]
-) -> study.Row:
-    level = part.levels[plan[block]]
-    is_whole = not plan[block]
-    k = math.ceil(level * sizes[block]) if part.kind == FFN else int(level)
-    return {
-        "kind": part.kind,
-        "layer": block,
-        "level": level,
-        "k": k,
-        "whole": is_whole,
-        "kept": 1.0 if is_whole else part.kept(level),
-        "guess": costs[block][plan[block]],
-    }
-
-
-def _checked(
-    rows: Rows, part: _Part, plan: Plan, edit: Callable[[dict[int, float]], Edit]
-) -> list[study.Row]:
+def _checked(rows: Rows, part: Part, plan: Plan) -> Iterator[study.Row]:
     """The budget on held-out rows, and the same k everywhere that keeps at least as much."""
-    held = _Part(part.kind, part.blocks, part.levels, rows)
-    kept = [1.0 if not n else held.kept(part.levels[n]) for n in plan.values()]
+    kept = [part.kept(part.levels[n], rows) if n else 1.0 for n in plan.values()]
     mean = sum(kept) / len(kept)
-    by_block = part.plan(plan)
-    same = _uniform(held, mean, rows.longest)
-    uniform = dict.fromkeys(part.blocks, same)
-    own = rows.measure(edit(by_block)) if by_block else _nothing(rows)
-    other = rows.measure(edit(uniform))
-    found = []
-    about = {"kind": part.kind, "kept": mean, "uniform": same, "uniform_kept": held.kept(same)}
-    for what, columns, possible in (
-        ("budget", own.columns(), POSSIBLE),
-        ("same everywhere", other.columns(), POSSIBLE),
-        (GAIN, other.columns() - own.columns(), [ANY]),
-    ):
-        for name, row in zip(MEASURES, rows.estimates(columns, possible), strict=True):
-            found.append({**about, "what": what, "measure": name, **row})
-    return found
+    same = _uniform(rows, part, mean)
+    if by_block := part.restricted(plan):
+        budget = rows.measure(part.edit(by_block)).columns()
+    else:
+        unchanged = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+        budget = unchanged.repeat(len(rows), 1)
+        budget[rows.gold < 0, 2] = torch.nan
+    everywhere = rows.measure(part.edit(dict.fromkeys(part.blocks, same))).columns()
+    about = {"kind": part.kind, "kept": mean, "uniform": same}
+    about["uniform_kept"] = part.kept(same, rows)
+    yield from rows.table(budget, {**about, "what": "budget"})
+    yield from rows.table(everywhere, {**about, "what": "same everywhere"})
+    yield from rows.table(everywhere - budget, {**about, "what": GAIN}, (ANY,))
 
 
-def _uniform(part: _Part, mean: float, longest: int) -> float:
+def _uniform(rows: Rows, part: Part, mean: float) -> float:
     """The smallest k for all blocks that keeps at least this part; of FFNs, the share itself."""
     if part.kind == FFN:
         return mean
-    return next((float(k) for k in range(1, longest) if part.kept(k) >= mean), float(longest))
+    longest = rows.longest
+    return next((float(k) for k in range(1, longest) if part.kept(k, rows) >= mean), float(longest))
 
 
-def _nothing(rows: Rows) -> Measured:
-    zeros: Tensor = torch.zeros(len(rows))
-    return Measured(zeros, torch.ones(len(rows)), zeros.masked_fill(rows.gold < 0, torch.nan))
+def _check(result: StudyResult, kind: str, what: str) -> study.Row | None:
+    return result.row("budget_checks", kind=kind, what=what, measure="kl")
 
 
-# --- claims and findings -----------------------------------------------------------------------
-
-
-def _check(result: StudyResult, kind: str, what: str, measure: str = "kl") -> study.Row | None:
-    return result.row("budget_checks", kind=kind, what=what, measure=measure)
-
-
-def _missing(result: StudyResult, kind: str) -> study.Verdict | None:
-    """Why there is nothing to judge, if so."""
-    rows = result.rows("budget", kind=kind)
-    if not rows:
+def _judged(
+    result: StudyResult, kind: str, what: str, ask: Callable[[study.Row], study.Verdict]
+) -> study.Verdict:
+    """A verdict on a row of the checks, if there is a budget to judge."""
+    rows, row = result.rows("budget", kind=kind), _check(result, kind, what)
+    if not rows or row is None:
         return untested(f"there is no budget for {kind}; see the notes")
     if all(row["whole"] for row in rows):
         return untested("no layer can be restricted within the wanted KL, at the levels tried")
-    return None
+    return ask(row)
 
 
 def _is_same(rows: list[study.Row]) -> bool:
@@ -218,34 +189,36 @@ def _is_same(rows: list[study.Row]) -> bool:
 
 
 def _holds(result: StudyResult, kind: str) -> study.Verdict:
-    row = _check(result, kind, "budget")
-    if (missing := _missing(result, kind)) is not None or row is None:
-        return missing or untested("nothing was measured")
-    wanted = result.settings["kl"]
-    return study.Verdict(
-        below(row, wanted),
-        f"KL {nats(row)} with {percent(row['kept'])} of the {NOUNS[kind]}",
-        f"yes if the interval is below {wanted:g} nats",
+    kl = result.settings["kl"]
+    return _judged(
+        result,
+        kind,
+        "budget",
+        lambda row: study.Verdict(
+            below(row, kl),
+            f"KL {nats(row)} with {percent(row['kept'])} of the {NOUNS[kind]}",
+            f"yes if the interval is below {kl:g} nats",
+        ),
     )
 
 
 def _better(result: StudyResult, kind: str) -> study.Verdict:
-    row = _check(result, kind, GAIN)
-    if (missing := _missing(result, kind)) is not None or row is None:
-        return missing or untested("nothing was measured")
-    if _is_same(result.rows("budget", kind=kind)):
-        return untested("every layer got the same k, at the levels tried")
-    return study.Verdict(
-        above(row),
-        f"the same k everywhere, with at least as many {NOUNS[kind]}, has a KL higher "
-        f"by {nats(row)}",
-        "yes if the interval of the paired difference is above 0",
-    )
+    def ask(row: study.Row) -> study.Verdict:
+        if _is_same(result.rows("budget", kind=kind)):
+            return untested("every layer got the same k, at the levels tried")
+        return study.Verdict(
+            above(row),
+            f"the same k everywhere, with at least as many {NOUNS[kind]}, has a KL higher "
+            f"by {nats(row)}",
+            "yes if the interval of the paired difference is above 0",
+        )
+
+    return _judged(result, kind, GAIN, ask)
 
 
 CLAIMS = tuple(
     claim
-    for kind in KINDS
+    for kind in NOUNS
     for claim in (
         study.Claim(
             f"(ours) A budget of {NOUNS[kind]} chosen on other text keeps the wanted KL on "
@@ -262,40 +235,37 @@ CLAIMS = tuple(
 
 
 def _findings(result: StudyResult) -> Iterator[study.Finding]:
-    for kind in KINDS:
+    for kind in NOUNS:
         rows, check = result.rows("budget", kind=kind), _check(result, kind, "budget")
-        if not rows or check is None:
-            continue
-        part, noun = TITLES[kind], NOUNS[kind]
-        if all(row["whole"] for row in rows):
-            yield study.Finding(
-                f"{part}: no layer can be restricted within {result.settings['kl']:g} nats, at the "
-                "levels tried.",
-                under=f"budget-{kind}",
-                headline=True,
-            )
-            continue
-        if _is_same(rows):
-            yield study.Finding(
-                f"{part}: with {_amount(rows[0])} in every layer, KL on held-out text is "
-                f"{nats(check)}. At the levels tried, no layer got more than another.",
-                under=f"budget-{kind}",
-                headline=True,
-            )
-            continue
-        same = _check(result, kind, "same everywhere")
-        most = max(rows, key=lambda row: row["kept"])
-        least = min(rows, key=lambda row: row["kept"])
-        yield study.Finding(
-            f"{part}: with {percent(check['kept'])} of the {noun}, shared out by layer, KL on "
-            f"held-out text is {nats(check)}; as many {noun} in every layer give {nats(same)}.",
-            under=f"budget-{kind}",
-            headline=True,
+        if rows and check is not None:
+            first, *more = _sentences(result, rows, check)
+            under = f"budget-{kind}"
+            yield study.Finding(f"{TITLES[kind]}: {first}", under=under, headline=True)
+            yield from (study.Finding(f"{TITLES[kind]}: {text}", under=under) for text in more)
+
+
+def _sentences(result: StudyResult, rows: list[study.Row], check: study.Row) -> Iterator[str]:
+    kind, noun = check["kind"], NOUNS[check["kind"]]
+    if all(row["whole"] for row in rows):
+        yield (
+            f"no layer can be restricted within {result.settings['kl']:g} nats, at the levels "
+            "tried."
         )
-        yield study.Finding(
-            f"{part}: layer {most['layer']} needs most ({_amount(most)}), layer {least['layer']} "
-            f"least ({_amount(least)}).",
-            under=f"budget-{kind}",
+    elif _is_same(rows):
+        yield (
+            f"with {_amount(rows[0])} in every layer, KL on held-out text is {nats(check)}. At the "
+            "levels tried, no layer got more than another."
+        )
+    else:
+        most, least = (pick(rows, key=lambda row: row["kept"]) for pick in (max, min))
+        yield (
+            f"with {percent(check['kept'])} of the {noun}, shared out by layer, KL on held-out "
+            f"text is {nats(check)}; as many {noun} in every layer give "
+            f"{nats(_check(result, kind, 'same everywhere'))}."
+        )
+        yield (
+            f"layer {most['layer']} needs most ({_amount(most)}), layer {least['layer']} least "
+            f"({_amount(least)})."
         )
 
 
@@ -304,19 +274,17 @@ def _amount(row: study.Row) -> str:
     return f"all {noun}" if row["whole"] else f"{row['k']} {noun}"
 
 
-def _figures(kind: str) -> tuple[study.Figure, ...]:
-    return (
-        study.Figure(
-            f"budget-{kind}",
-            f"{TITLES[kind]}: the budget by layer",
-            f"The part of the {NOUNS[kind]} that each layer keeps.",
-            points("budget", y="kept", line="kept", kind=kind),
-            y=study.Axis(f"{NOUNS[kind]} kept", "share"),
-            size=(5.2, 3.2),
-            narrow=True,
-            lines={"kept": study.Line("kept", "blue")},
-            sample="chosen on the fitting side",
-        ),
+def _figure(kind: str) -> study.Figure:
+    return study.Figure(
+        f"budget-{kind}",
+        f"{TITLES[kind]}: the budget by layer",
+        f"The part of the {NOUNS[kind]} that each layer keeps.",
+        points("budget", y="kept", line="kept", kind=kind),
+        y=study.Axis(f"{NOUNS[kind]} kept", "share"),
+        size=(5.2, 3.2),
+        narrow=True,
+        lines={"kept": study.Line("kept", "blue")},
+        sample="chosen on the fitting side",
     )
 
 
@@ -332,8 +300,7 @@ SECTION = study.Section(
     findings=_findings,
     shows=(
         *CLAIMS,
-        *_figures(ATTENTION),
-        *_figures(FFN),
+        *map(_figure, NOUNS),
         study.Table(
             "budget-checks",
             "Budgets on held-out text",
@@ -344,7 +311,7 @@ SECTION = study.Section(
                 study.Column("kept", "kept", "{:.0f} %", 100),
             ),
             across="measure",
-            cells=(estimate("value", "", "{:.3f}"),),
+            cells=(study.estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),
         study.Table(

@@ -11,26 +11,33 @@ from functools import partial
 from layerleap import StudyResult, study
 from layerleap.act.edits import By, TopKNeurons
 from layerleap.errors import ModelRefused
+from layerleap.lens import ANY
 from layerleap.models.weights import FeedForward, feed_forwards, ffn_keys
 from layerleap.progress import Progress
-from layerleap.study import above, all_of, below, estimate, percent, pick, points, untested
-from layerleap_papers.topk_attention.curves import (
+from layerleap.study import above, all_of, below, percent, pick, points, untested
+from layerleap_papers.topk_attention.comparisons import (
     EIGHTH,
+    NO_LOSS,
     PANELS,
     SAME_LOSS,
     SAME_TOP,
+    Measured,
+    Rows,
+    cheapest,
+    curves,
     nats,
     nearest,
     shares,
 )
-from layerleap_papers.topk_attention.passes import MEASURES, Measured, Rows
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
-RULES: dict[By, str] = {
-    "size": "by size: |coefficient| times the value's norm",
-    "magnitude": "by magnitude: |coefficient|",
-    "signed": "by the coefficient itself",
-    "pre-activation": "by the pre-activation (the paper's rule)",
+LINES: dict[By, study.Line] = {
+    "size": study.Line("by size: |coefficient| times the value's norm", "blue"),
+    "magnitude": study.Line("by magnitude: |coefficient|", "green", marker="D"),
+    "signed": study.Line("by the coefficient itself", "amber", marker="s", style="dashed"),
+    "pre-activation": study.Line(
+        "by the pre-activation (the paper's rule)", "orange", marker="^", style="dashed"
+    ),
 }
 COLUMNS = {
     "size": "by size",
@@ -38,38 +45,29 @@ COLUMNS = {
     "signed": "by coefficient",
     "pre-activation": "by pre-activation",
 }
-LINES = {
-    "size": study.Line(RULES["size"], "blue"),
-    "magnitude": study.Line(RULES["magnitude"], "green", marker="D"),
-    "signed": study.Line(RULES["signed"], "amber", marker="s", style="dashed"),
-    "pre-activation": study.Line(RULES["pre-activation"], "orange", marker="^", style="dashed"),
-}
+HALF = 0.5
+FAR = "no share of the neurons that was tried is near the one that the claim is about"
 
 
 def sweep(
-    rows: Rows, ffns: dict[int, FeedForward], kept: tuple[float, ...], progress: Progress
+    rows: Rows, ffns: dict[int, FeedForward], to_keep: tuple[float, ...], progress: Progress
 ) -> tuple[list[study.Row], list[study.Row]]:
     """Every rule at every share: means, and paired differences of each rule from "size"."""
-    model = rows.model
-    rules = [rule for rule in RULES if rule != "pre-activation" or has_keys(rows, ffns)]
+    rules = [rule for rule in LINES if rule != "pre-activation" or has_keys(rows, ffns)]
     table, paired = list[study.Row](), list[study.Row]()
-    for number, share in enumerate(kept):
+    for number, share in enumerate(to_keep):
         k = {block: max(1, math.ceil(share * ffn.n_neurons)) for block, ffn in ffns.items()}
-        found: dict[By, Measured] = {}
+        measured: dict[By, Measured] = {}
         for place, rule in enumerate(rules):
             done = number * len(rules) + place
-            progress(f"FFNs of {model.identity.name}", done, len(kept) * len(rules), "runs")
-            found[rule] = rows.measure(TopKNeurons(k, rule))
+            progress(f"FFNs of {rows.model.identity.name}", done, len(to_keep) * len(rules), "runs")
+            measured[rule] = rows.measure(TopKNeurons(k, rule))
             about = {"share": share, "neurons": min(k.values()), "rule": rule}
-            table += rows.table(found[rule], **about)
-        for other, measured in found.items():
-            if other != "size":
-                gaps = rows.estimates(measured.columns() - found["size"].columns())
-                paired += [
-                    {"share": share, "rule": other, "measure": name, **row}
-                    for name, row in zip(MEASURES, gaps, strict=True)
-                    if row["value"] is not None
-                ]
+            table += rows.table(measured[rule].columns(), about)
+        by_size = measured.pop("size").columns()
+        for rule, one in measured.items():
+            about = {"share": share, "rule": rule}
+            paired += rows.table(one.columns() - by_size, about, (ANY,))
     return table, paired
 
 
@@ -93,19 +91,12 @@ def kind_of(rows: Rows, ffns: dict[int, FeedForward]) -> str:
 def _run(context: SparsityContext) -> study.Tables:
     ffns = context.ffns
     if not ffns:
-        first = next(iter(feed_forwards(context.model).values()))
-        raise ModelRefused(str(first))
+        raise ModelRefused(str(next(iter(feed_forwards(context.model).values()))))
     if not has_keys(context.rows, ffns):
         context.note("The paper's rule is left out: the keys of some FFN are not known.")
     table, paired = sweep(context.rows, ffns, context.settings.shares, context.progress)
     kind = {"kind": kind_of(context.rows, ffns), "blocks": len(ffns)}
     return {"ffn": table, "ffn_paired": paired, "ffn_kind": [kind]}
-
-
-# --- claims and findings -----------------------------------------------------------------------
-
-
-FAR = "no share of the neurons that was tried is near the one that the claim is about"
 
 
 @study.claim("An eighth of the neurons of each position is enough, with no training.")
@@ -118,7 +109,7 @@ def _enough(result: StudyResult) -> study.Verdict:
         for measure in ("loss", "agreement")
     )
     if loss is None:
-        return untested("the right outputs of this text are not known, so there is no loss")
+        return untested(NO_LOSS)
     # A loss alone may stay the same, or fall by chance, while outputs change.
     return study.Verdict(
         all_of([below(loss, SAME_LOSS), above(same, SAME_TOP)]),
@@ -131,58 +122,43 @@ def _enough(result: StudyResult) -> study.Verdict:
 
 def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> study.Verdict:
     """Does the paper's rule do as well as selecting by size?"""
-    own = nearest(result, table, "share", share, **where)
-    if own is None and result.rows(table, **where):
+    known = nearest(result, table, "share", share, **where)
+    if known is None and result.rows(table, **where):
         return untested(FAR)
-    row = result.row(table, share=own, rule="pre-activation", measure="kl", **where)
-    if row is None or own is None:
+    row = result.row(table, share=known, rule="pre-activation", measure="kl", **where)
+    if row is None or known is None:
         return untested("the pre-activations of this model's FFNs are not known")
     return study.Verdict(
         below(row, SAME_LOSS),
-        f"with {percent(own, 1)} of the neurons its KL minus that by size is {nats(row)}",
+        f"with {percent(known, 1)} of the neurons its KL minus that by size is {nats(row)}",
         f"yes if the interval is below {SAME_LOSS} nats",
     )
 
 
-HALF = 0.5
-CLAIMS = (
-    _enough,
-    study.Claim(
-        "The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
-        "neurons chosen so are as good as half chosen by size.",
-        partial(papers_rule, table="ffn_paired", share=HALF),
-    ),
-)
-
-
 def _findings(result: StudyResult) -> Iterator[study.Said]:
-    kind = result.row("ffn_kind")
-    assert kind is not None
-    yield (f"The FFNs of this model are {kind['kind']}.")
-    wanted = result.settings["kl"]
-    by_size = result.rows("ffn", rule="size", measure="kl")
-    enough = [row for row in by_size if below(row, wanted) == "yes"]
-    if enough:
-        first = min(enough, key=lambda row: row["share"])
+    yield f"The FFNs of this model are {result.tables['ffn_kind'][0]['kind']}."
+    kl = result.settings["kl"]
+    if first := cheapest(result.rows("ffn", rule="size", measure="kl"), "share", kl):
         yield study.Headline(
             f"With {percent(first['share'], 1)} of their neurons, chosen by size at each position, "
-            f"FFNs are within {wanted:g} nats of the whole model: KL {nats(first)}."
+            f"FFNs are within {kl:g} nats of the whole model: KL {nats(first)}."
         )
     else:
         yield study.Headline(
-            f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} "
-            "nats of the whole model."
+            f"No share of neurons that was tried, chosen by size, is clearly within {kl:g} nats of "
+            "the whole model."
         )
     half = nearest(result, "ffn", "share", HALF)
     for rule in ("signed", "pre-activation"):
         row = result.row("ffn_paired", rule=rule, share=half, measure="kl")
         agreement = result.row("ffn", rule=rule, share=half, measure="agreement")
         if row is not None and half is not None:
-            verb = "costs" if above(row) == "yes" else "changes KL by"
-            more = " more than choosing by size" if verb == "costs" else " against size"
+            verb, more = "changes KL by", "against size"
+            if above(row) == "yes":
+                verb, more = "costs", "more than choosing by size"
             yield study.Finding(
-                f"Keeping {percent(half, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}"
-                f"; the top output is the same in {shares(agreement)} of rows.",
+                f"Keeping {percent(half, 0)} of the neurons {LINES[rule].label} {verb} {nats(row)} "
+                f"{more}; the top output is the same in {shares(agreement)} of rows.",
                 under="ffn",
                 headline=rule == "pre-activation",
             )
@@ -200,17 +176,20 @@ SECTION = study.Section(
     help="the same for neurons, by four rules",
     findings=_findings,
     shows=(
-        *CLAIMS,
-        study.Figure(
+        _enough,
+        study.Claim(
+            "The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
+            "neurons chosen so are as good as half chosen by size.",
+            partial(papers_rule, table="ffn_paired", share=HALF),
+        ),
+        curves(
             "ffn",
             "FFNs with a share of their neurons",
             "One line per rule that chooses neurons. Of KL and loss, lower is better.",
-            points("ffn", x="share", line="{rule}", panel="{measure}", words={"measure": PANELS}),
-            x=study.Axis("share of neurons kept", "log"),
-            y=study.Axis(""),
-            share_y=False,
-            unit="rows",
-            size=(3.7, 3.3),
+            "share of neurons kept",
+            rows=points(
+                "ffn", x="share", line="{rule}", panel="{measure}", words={"measure": PANELS}
+            ),
             lines=LINES,
         ),
         study.Table(
@@ -222,7 +201,7 @@ SECTION = study.Section(
                 study.Column("neurons", "k, at least"),
             ),
             across="rule",
-            cells=(estimate("value", "", "{:.3f}"),),
+            cells=(study.estimate("value", "", "{:.3f}"),),
             terminal=True,
         ),
     ),

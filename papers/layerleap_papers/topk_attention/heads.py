@@ -1,19 +1,27 @@
 """Which heads need many keys, and what do they look at?
 
-In: attention of the held-out rows. Out: mass of the top k keys by layer and head, what heads look
-at, and the section of the study that shows it.
+In: the held-out rows. Out: mass of the top k keys by layer and head, what heads look at, and the
+section of the study that shows it.
+
+Weights come from the model's own attention functions: masks, windows, soft-caps, sinks and position
+biases included. The attention matrix of a block lives only while that block runs on one batch.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from layerleap import StudyResult, study
+from layerleap import StudyResult, Transformer, study
+from layerleap.act.edits import ReplaceAttention
 from layerleap.lens import ANY, SHARE
+from layerleap.models import AttentionFunction, attention_wrapped_by
+from layerleap.stream import Batch
 from layerleap.study import percent
 from layerleap_papers.topk_attention.attention import SHORT, eighth
-from layerleap_papers.topk_attention.curves import kept_share, shares
-from layerleap_papers.topk_attention.observed import MASS, PLACES, Observed, observe
+from layerleap_papers.topk_attention.comparisons import Rows, kept_share, last_states, shares
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 MOST = 0.5  # a head is named after a place if the interval of its share is above this
@@ -27,88 +35,174 @@ NAMES = {
     "distant": "distant tokens",
     "mixed": "mixed",
 }
-DRAWN = {"first", "previous", "near", "self"}
+LINES = {
+    "first": study.Line("first token", "blue"),
+    "previous": study.Line("previous token", "green"),
+    "near": study.Line("nearby", "amber", marker="s"),
+    "self": study.Line("own token", "grey"),
+}
+# Shares of a row's attention, beside those of its top k keys.
+PLACES = ("first", "self", "previous", "near", "effective")
+MASS = 0.9  # of the attention of a row that "needed" keys carry
 SHOWN = 12  # heads in the table of those that need most keys
 ENOUGH = 0.9  # of the mass
 
 
-def _run(context: SparsityContext) -> study.Tables:
-    rows, s = context.rows, context.settings
-    keys = [k for k in s.keys if k < int(rows.visible.max())] or [s.keys[0]]
-    total = len(rows.batches)
-    observed = observe(
-        rows, keys, s.window, lambda n: context.progress("attention of heads", n, total, "batches")
-    )
+def observe(
+    rows: Rows, keys: Sequence[int], window: int, tell: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """Statistics of the attention of all rows: (row, block, head) by name.
+
+    Names are "top 8" and so on, "needed", and those of `PLACES`.
+    """
+    modules = ReplaceAttention(lambda *_: (None, None)).changes(rows.model)
+    batches = []
+    for number, batch in enumerate(rows.batches):
+        tell(number)
+        waiting: dict[nn.Module, list[int]] = {}
+        for change in modules:  # several blocks of a module that layers share, as in ALBERT
+            waiting.setdefault(change.module, []).append(change.block)
+        batches.append(_observe(rows.model, batch, waiting, keys, window))
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _observe(
+    model: Transformer,
+    batch: Batch,
+    waiting: dict[nn.Module, list[int]],
+    keys: Sequence[int],
+    window: int,
+) -> dict[str, Tensor]:
+    """The same for one batch; `waiting` are the blocks that each module runs as, in order."""
+    pools = model.row_kind != "position"  # one row per text: the mean over its positions
+    blocks: dict[int, list[dict[str, Tensor]]] = {}
+
+    def watch(
+        function: AttentionFunction, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        if waiting.get(module):  # attention of other modules is left alone
+            texts = blocks[waiting[module].pop(0)] = []
+            weights = attention_weights(function, module, *args, **kwargs)
+            for of_text, keep in zip(weights, batch.keep.to(weights.device), strict=True):
+                if keep.any():
+                    kept = keep.nonzero()[:, 0]
+                    values = statistics(of_text[:, kept], kept, keys, window)
+                    texts.append({k: v.mean(0, True) if pools else v for k, v in values.items()})
+        return function(module, *args, **kwargs)
+
+    with attention_wrapped_by(watch):
+        last_states(model, batch)
+    by_block = [blocks[block] for block in sorted(blocks)]
     return {
-        "heads": _head_rows(context, observed, keys),
-        "layers_mass": [
-            {"k": k, "keys_kept": kept_share(rows.visible, k), **row}
-            for k in keys
-            for row in _layer_rows(context, observed, f"top {k}")
-        ],
-        "layers_places": [
-            {"name": name, **row} for name in PLACES for row in _layer_rows(context, observed, name)
-        ],
-        "heads_sizes": [{"most_keys": int(rows.visible.max()), "heads": observed.n_heads}],
+        name: torch.stack([torch.cat([text[name] for text in texts]) for texts in by_block], 1)
+        for name in by_block[0][0]
     }
 
 
-def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[study.Row]:
-    """One row per block and head: estimates of every statistic, and what the head does."""
-    rows = context.rows
-    spread = observed.values["effective"] / rows.visible[:, None, None].clamp_min(1)
-    names = [f"top {k}" for k in keys] + ["needed", *PLACES, "spread"]
-    columns = [*(observed.column(name) for name in names[:-1]), spread.flatten(1)]
-    estimates = dict(
-        zip(
-            names,
-            (
-                rows.estimates(column, [ANY if name == "needed" else SHARE])
-                for name, column in zip(names, columns, strict=True)
-            ),
-            strict=True,
-        )
+@torch.no_grad()
+def attention_weights(
+    function: AttentionFunction,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> Tensor:
+    """(text, head, query, key): what attention gives if the values are the identity matrix."""
+    n = key.shape[2]
+    identity = torch.eye(n, dtype=value.dtype, device=value.device).expand(*value.shape[:2], n, n)
+    weights = function(module, query, key, identity, attention_mask, **kwargs)[0]
+    return torch.as_tensor(weights).transpose(1, 2).float()
+
+
+def statistics(
+    weights: Tensor, rows: Tensor, keys: Sequence[int], window: int
+) -> dict[str, Tensor]:
+    """Mass of the top keys and of some places, from (head, row, key): (row, head) by name.
+
+    top k      the share of the k keys with the most attention
+    needed     how many keys carry 90 % of it
+    first      the first position of the text
+    self       the row's own position
+    previous   the position before it
+    near       positions up to `window` before or after it, itself and the first one left out
+    effective  exp(entropy): as many keys as attention is spread over
+    """
+    ordered = weights.sort(dim=-1, descending=True).values.cumsum(-1)
+    total = ordered[..., -1:].clamp_min(1e-30)  # below 1 where a sink takes part
+    n_keys = weights.shape[-1]
+    values = {f"top {k}": ordered[..., min(k, n_keys) - 1] / total[..., 0] for k in keys}
+    values["needed"] = (ordered < MASS * total).sum(-1).float() + 1
+    places, rows = torch.arange(n_keys, device=weights.device), rows.to(weights.device)
+    # Padding is on the right, so the first position is that of the text.
+    offsets = (places - rows[:, None]).abs()
+    is_first = places == 0
+    masks = {
+        "first": is_first,
+        "self": (offsets == 0) & ~is_first,
+        "previous": (places == rows[:, None] - 1) & ~is_first,
+        "near": (offsets > 0) & (offsets <= window) & ~is_first,
+    }
+    for name, mask in masks.items():
+        values[name] = (weights * mask).sum(-1) / total[..., 0]
+    values["effective"] = torch.special.entr(weights / total).sum(-1).exp()
+    return {name: value.T.cpu() for name, value in values.items()}
+
+
+def _run(context: SparsityContext) -> study.Tables:
+    rows, s = context.rows, context.settings
+    most, total = int(rows.visible.max()), len(rows.batches)
+    keys = [k for k in s.keys if k < most] or [s.keys[0]]
+    observed = observe(
+        rows, keys, s.window, lambda n: context.progress("attention of heads", n, total, "batches")
     )
-    found = []
-    for place in range(len(observed.blocks) * observed.n_heads):
-        own = {name: estimates[name][place] for name in names}
-        block, head = divmod(place, observed.n_heads)
-        row: study.Row = {"layer": observed.blocks[block], "head": head, "does": _does(own)}
-        for name, estimated in own.items():
+    needed = observed["needed"]
+    n_layers, n_heads = needed.shape[1:]
+    spread = observed["effective"] / rows.visible[:, None, None].clamp_min(1)
+    estimates = {
+        name: rows.estimates(values.flatten(1), ANY if name == "needed" else SHARE)
+        for name, values in {**observed, "spread": spread}.items()
+    }
+    heads = []
+    for place in range(n_layers * n_heads):
+        head = {name: estimated[place] for name, estimated in estimates.items()}
+        row: study.Row = {"layer": place // n_heads + 1, "head": place % n_heads}
+        row["does"] = _does(head)
+        for name, estimate in head.items():
             key = name.replace(" ", "_")
-            row |= {
-                key: estimated["value"],
-                f"{key}_low": estimated["low"],
-                f"{key}_high": estimated["high"],
-            }
-        found.append(
-            {**row, "rows": own["needed"]["rows"], "documents": own["needed"]["documents"]}
-        )
-    return found
+            row |= {key: estimate["value"]}
+            row |= {f"{key}_{end}": estimate[end] for end in ("low", "high")}
+        sizes = head["needed"]
+        heads.append({**row, "rows": sizes["rows"], "documents": sizes["documents"]})
+
+    def by_layer(name: str) -> Iterator[study.Row]:
+        """The mean of a statistic over the heads of each layer, and over all heads."""
+        means = observed[name].mean(2)  # (row, block)
+        columns = torch.cat([means, means.mean(1, keepdim=True)], dim=1)
+        layers = [*range(1, n_layers + 1), None]
+        for layer, row in zip(layers, rows.estimates(columns), strict=True):
+            yield {"layer": layer, **row}
+
+    masses = {k: {"k": k, "keys_kept": kept_share(rows.visible, k)} for k in keys}
+    return {
+        "heads": heads,
+        "layers_mass": [{**masses[k], **row} for k in keys for row in by_layer(f"top {k}")],
+        "layers_places": [{"name": name, **row} for name in PLACES for row in by_layer(name)],
+        "heads_sizes": [{"most_keys": most, "heads": n_heads}],
+    }
 
 
-def _does(own: dict[str, study.Row]) -> str:
+def _does(head: dict[str, study.Row]) -> str:
     """What a head mostly looks at, decided by intervals."""
     for place in ("first", "previous", "self", "near"):
-        if study.above(own[place], MOST) == "yes":
+        if study.above(head[place], MOST) == "yes":
             return place
-    if study.above(own["spread"], SPREAD) == "yes":
+    if study.above(head["spread"], SPREAD) == "yes":
         return "spread"
-    ends = [own[place]["high"] for place in ("first", "self", "near")]
+    ends = [head[place]["high"] for place in ("first", "self", "near")]
     is_far = None not in ends and sum(ends) < MOST
-    return "distant" if is_far and study.below(own["spread"], SPREAD) == "yes" else "mixed"
-
-
-def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[study.Row]:
-    """The mean of a statistic over the heads of each layer, and over all heads."""
-    means = observed.values[name].mean(2)  # (row, block)
-    columns = torch.cat([means, means.mean(1, keepdim=True)], dim=1)
-    found = context.rows.estimates(columns)
-    for layer, row in zip([*observed.blocks, None], found, strict=True):
-        yield {"layer": layer, **row}
-
-
-# --- claims and findings -----------------------------------------------------------------------
+    return "distant" if is_far and study.below(head["spread"], SPREAD) == "yes" else "mixed"
 
 
 @study.claim(
@@ -116,26 +210,19 @@ def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iter
     "the attention."
 )
 def _most_mass(result: StudyResult) -> study.Verdict:
-    own = eighth(result, "layers_mass")
-    if own is None:
+    rows = eighth(result, "layers_mass", layer=None)
+    if not rows:
         return study.untested(SHORT)
-    k = own["k"]
-    heads = result.rows("heads")
-    answers = [
-        study.above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH)
-        for row in heads
-    ]
-    mean = result.row("layers_mass", k=k, layer=None)
+    k = rows[0]["k"]
+    ends = [{end: row[f"top_{k}_{end}"] for end in ("low", "high")} for row in result.rows("heads")]
+    answers = [study.above(end, ENOUGH) for end in ends]
     return study.Verdict(
         study.share_of(answers, 0.9),
         f"{answers.count('yes')} of {len(answers)} heads have clearly more than "
         f"{percent(ENOUGH)} of their attention on their top {k} keys, {answers.count('no')} "
-        f"clearly less; the mean over heads is {shares(mean)}",
+        f"clearly less; the mean over heads is {shares(rows[0])}",
         "yes if at least 90 % of heads clearly do",
     )
-
-
-CLAIMS = (_most_mass,)
 
 
 def neediest(result: StudyResult) -> list[study.Row]:
@@ -143,40 +230,37 @@ def neediest(result: StudyResult) -> list[study.Row]:
     return sorted(result.rows("heads"), key=lambda row: -row["needed"])
 
 
+def _counted(heads: Iterable[study.Row]) -> str:
+    """What heads mostly look at, with how many do."""
+    counts = Counter(row["does"] for row in heads)
+    return ", ".join(f"{words} {counts[name]}" for name, words in NAMES.items() if counts[name])
+
+
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     heads = neediest(result)
-    if not heads:
-        return
     needed = torch.tensor([row["needed"] for row in heads])
+    first = {
+        "value": heads[0]["needed"],
+        "low": heads[0]["needed_low"],
+        "high": heads[0]["needed_high"],
+    }
     yield study.Headline(
         f"The median head puts {percent(MASS)} of its attention on {needed.median():.0f} keys; a "
         f"tenth of the heads need {needed.quantile(0.9):.0f} or more, the neediest "
-        f"({_name(heads[0])}) needs {_needed(heads[0])}."
+        f"(layer {heads[0]['layer']}, head {heads[0]['head']}) needs "
+        f"{study.in_words(first, '.0f')}."
     )
-    kinds = {name: [row for row in heads if row["does"] == name] for name in NAMES}
-    listed = ", ".join(f"{NAMES[name]} {len(own)}" for name, own in kinds.items() if own)
-    yield study.Finding(f"What heads mostly look at, by number of heads: {listed}.", under="kinds")
-    top = heads[: max(1, len(heads) // 10)]
-    kinds = {name: sum(row["does"] == name for row in top) for name in NAMES}
-    listed = ", ".join(f"{NAMES[name]} {n}" for name, n in kinds.items() if n)
-    layers = sorted({row["layer"] for row in top})
-    numbers = ", ".join(map(str, layers))
     yield study.Finding(
-        f"Of the tenth of heads that need most keys: {listed}; in layer{'s'[: len(layers) - 1]} "
-        f"{numbers}.",
+        f"What heads mostly look at, by number of heads: {_counted(heads)}.", under="kinds"
+    )
+    top = heads[: max(1, len(heads) // 10)]
+    layers = sorted({row["layer"] for row in top})
+    yield study.Finding(
+        f"Of the tenth of heads that need most keys: {_counted(top)}; in "
+        f"layer{'s'[: len(layers) - 1]} {', '.join(map(str, layers))}.",
         under="kinds",
         headline=True,
     )
-
-
-def _needed(row: study.Row) -> str:
-    return study.in_words(
-        {end: row[f"needed_{end}"] for end in ("low", "high")} | {"value": row["needed"]}, ".0f"
-    )
-
-
-def _name(row: study.Row) -> str:
-    return f"layer {row['layer']}, head {row['head']}"
 
 
 def _drawn_keys(result: StudyResult) -> list[int]:
@@ -200,7 +284,7 @@ SECTION = study.Section(
     help="attention mass in the top k by layer and head",
     findings=_findings,
     shows=(
-        *CLAIMS,
+        _most_mass,
         study.Figure(
             "mass",
             "Attention on the top k keys, by layer",
@@ -217,17 +301,12 @@ SECTION = study.Section(
             "Where attention goes, by layer",
             "The mean over heads; near is up to a few positions away, without the token itself "
             "and the first one.",
-            study.points("layers_places", line="{name}", name=DRAWN),
+            study.points("layers_places", line="{name}", name=set(LINES)),
             y=study.Axis("share of attention", "share"),
             unit="rows",
             size=(5.2, 3.5),
             narrow=True,
-            lines={
-                "first": study.Line("first token", "blue"),
-                "previous": study.Line("previous token", "green"),
-                "near": study.Line("nearby", "amber", marker="s"),
-                "self": study.Line("own token", "grey"),
-            },
+            lines=LINES,
         ),
         study.Figure(
             "needed",

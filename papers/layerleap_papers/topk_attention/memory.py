@@ -10,21 +10,25 @@ alive only while a chunk is computed is not counted either; `make bench` measure
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from layerleap import StudyResult, study
+from layerleap.act.edits import keep_highest
 from layerleap.act.topk import Visible, topk_attend
 from layerleap.extras import learn_library
-from layerleap.study import in_words
-from layerleap_papers.topk_attention.relu_ffn import D_MODEL, FFN_NAMES, FFNS, NEURONS
+from layerleap.study import Column, in_words
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 HEADS, WIDTH = 12, 64  # the layer that the paper measured
 K, CHUNK = 64, 256
+D_MODEL = HEADS * WIDTH
+NEURONS = 4 * D_MODEL
+FFN_K = NEURONS // 8
 MIB = 2**20
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -40,44 +44,87 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, *, k: int | None, again:
     return topk_attend(query, key, value, visible, k, chunk=CHUNK, recompute=again)
 
 
-IMPLEMENTATIONS: dict[str, Attend] = {
+def topk_relu_ffn(x: Tensor, keys: Tensor, values: Tensor, k: int = FFN_K) -> Tensor:
+    """The paper's ReLU FFN: of each token the k largest pre-activations, and only these are kept.
+
+    Tokens are (n, width), keys and values (neuron, width).
+    """
+    output: Tensor = _TopKReluFFN.apply(x, keys, values, k)
+    return output
+
+
+class _TopKReluFFN(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, k: int) -> Tensor:
+        top, index = (x @ keys.mT).topk(k, -1, sorted=False)
+        ctx.save_for_backward(x, keys, values, top, index.int())
+        return _scattered(top.relu(), index, len(keys)) @ values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, keys, values, top, index = ctx.saved_tensors
+        index, grad, n = index.long(), grads[0], len(keys)
+        on_values = _scattered(top.relu(), index, n).mT @ grad
+        change = _scattered((grad @ values.mT).gather(-1, index) * (top > 0), index, n)
+        return change @ keys, change.mT @ x, on_values, None
+
+
+def _scattered(kept: Tensor, index: Tensor, n: int) -> Tensor:
+    return kept.new_zeros(len(kept), n).scatter(-1, index, kept)
+
+
+def _masked(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """As `TopKNeurons` does it: coefficients of whole tensors are set to 0."""
+    coefficients = (x @ keys.mT).relu()
+    return keep_highest(FFN_K, torch.abs, coefficients) @ values
+
+
+IMPLEMENTATIONS: dict[str, Layer] = {
     "eager": eager,
     "sdpa": partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True),
     "chunked": partial(_chunked, k=None, again=False),
     "top-k": partial(_chunked, k=K, again=False),
     "top-k, recomputed": partial(_chunked, k=K, again=True),
 }
+LINES = {
+    "eager": study.Line("eager: whole score matrix", "orange", marker="s"),
+    "sdpa": study.Line("sdpa: PyTorch's fused kernel", "green", marker="D"),
+    "chunked": study.Line("exact, in chunks", "grey"),
+    "top-k": study.Line(f"top-{K}, selection kept", "blue"),
+    "top-k, recomputed": study.Line(f"top-{K}, selected again", "amber", style="dashed"),
+}
+FFNS: dict[str, Layer] = {
+    "whole": lambda x, keys, values: (x @ keys.mT).relu() @ values,
+    "top-k": topk_relu_ffn,
+    "masked": _masked,
+}
 NAMES = {
-    "eager": "eager: whole score matrix",
-    "sdpa": "sdpa: PyTorch's fused kernel",
-    "chunked": "exact, in chunks",
-    "top-k": f"top-{K}, selection kept",
-    "top-k, recomputed": f"top-{K}, selected again",
+    "memory": {name: line.label for name, line in LINES.items()},
+    "memory_ffn": {
+        "whole": "whole FFN",
+        "top-k": f"top {FFN_K}, as in the paper",
+        "masked": f"top {FFN_K} by TopKNeurons",
+    },
 }
 
 
-def kept_bytes(attend: Attend, *shapes: tuple[int, ...]) -> int:
-    """Bytes that are kept for the backward pass, without those of inputs and output.
-
-    Args:
-        attend: what is computed.
-        shapes: of its three inputs.
-    """
+def kept_bytes(layer: Layer, *shapes: tuple[int, ...]) -> int:
+    """Bytes kept for the backward pass, without inputs (of these shapes) and output."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
-    own = {value.untyped_storage().data_ptr() for value in inputs}
+    of_inputs = {value.untyped_storage().data_ptr() for value in inputs}
     kept: dict[int, int] = {}
     alive: list[Tensor] = []  # so that no address is used twice
 
     def pack(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in of_inputs:
             kept[storage.data_ptr()] = storage.nbytes()
             alive.append(value.detach())
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        output = attend(*inputs)
+        output = layer(*inputs)
     kept.pop(output.untyped_storage().data_ptr(), None)
     return sum(kept.values())
 
@@ -86,38 +133,31 @@ def growth(lengths: list[int], sizes: list[int]) -> study.Row | None:
     """The exponent p of size ~ length^p, by least squares, with its 95 % interval."""
     if min(sizes) == 0 or len(lengths) < 3:
         return None
-    x, y = ([math.log(value) for value in values] for values in (lengths, sizes))
     stats = learn_library("scipy.stats")
-    fit = stats.linregress(x, y)
-    margin = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr)
-    return {
-        "value": float(fit.slope),
-        "low": float(fit.slope) - margin,
-        "high": float(fit.slope) + margin,
-    }
+    fit = stats.linregress([math.log(n) for n in lengths], [math.log(size) for size in sizes])
+    value, margin = float(fit.slope), float(stats.t.ppf(0.975, len(lengths) - 2) * fit.stderr)
+    return {"value": value, "low": value - margin, "high": value + margin}
 
 
 def _run(context: SparsityContext) -> study.Tables:
     lengths = sorted(set(context.settings.lengths))
-    rows: list[study.Row] = []
-    ffns: list[study.Row] = []
+    tables: study.Tables = {"memory": [], "memory_growth": [], "memory_ffn": []}
     for number, length in enumerate(lengths):
         context.progress("memory of training", number, len(lengths), "lengths")
-        for name, attend in IMPLEMENTATIONS.items():
-            kept = kept_bytes(attend, *[(1, HEADS, length, WIDTH)] * 3)
-            rows.append({"name": name, "length": length, "bytes": kept})
-        for name, ffn in FFNS.items():
-            kept = kept_bytes(ffn, (length, D_MODEL), (NEURONS, D_MODEL), (NEURONS, D_MODEL))
-            ffns.append({"name": name, "length": length, "bytes": kept})
-    grows = []
+        neurons = (NEURONS, D_MODEL)
+        for table, layers, shapes in (
+            ("memory", IMPLEMENTATIONS, [(1, HEADS, length, WIDTH)] * 3),
+            ("memory_ffn", FFNS, [(length, D_MODEL), neurons, neurons]),
+        ):
+            for name, layer in layers.items():
+                kept = kept_bytes(layer, *shapes)
+                tables[table].append({"name": name, "length": length, "bytes": kept})
     for name in IMPLEMENTATIONS:
-        sizes = [row["bytes"] for row in rows if row["name"] == name]
-        if (found := growth(lengths, sizes)) is not None:
-            grows.append({"name": name, **found, "lengths": len(lengths)})
-    return {"memory": rows, "memory_growth": grows, "memory_ffn": ffns}
-
-
-# --- claims and findings -----------------------------------------------------------------------
+        sizes = [row["bytes"] for row in tables["memory"] if row["name"] == name]
+        if exponent := growth(lengths, sizes):
+            row = {"name": name, **exponent, "lengths": len(lengths)}
+            tables["memory_growth"].append(row)
+    return tables
 
 
 @study.claim("What top-k attention keeps for the backward pass is linear in the length.")
@@ -134,66 +174,43 @@ def _linear(result: StudyResult) -> study.Verdict:
     )
 
 
-def _leaner(result: StudyResult, table: str, name: str, other: str) -> study.Verdict:
-    names = {"memory": NAMES, "memory_ffn": FFN_NAMES}[table]
-    pairs = [
-        (row["length"], row["bytes"], peer["bytes"])
-        for row in result.rows(table, name=name)
-        if (peer := result.row(table, name=other, length=row["length"])) is not None
-    ]
-    if not pairs:
-        return study.untested("nothing was measured")
-    # Counted, not sampled: both ends of the interval are the number itself.
-    gaps = [{"low": theirs - ours, "high": theirs - ours} for _, ours, theirs in pairs]
-    length, ours, theirs = pairs[-1]
-    return study.Verdict(
-        study.at_every(study.above(gap) for gap in gaps),
-        f"at {length:,} positions: {names[name]} {ours / MIB:.2f} MiB, {names[other]} "
-        f"{theirs / MIB:.2f} MiB",
-        "yes if it keeps less at every length; bytes are counted, so there is no interval",
+def _leaner(text: str, table: str, name: str, other: str) -> study.Claim:
+    def gaps(result: StudyResult) -> Iterator[study.Row]:
+        """Longest first. Bytes are counted: both ends of the interval are the number itself."""
+        for row in reversed(result.rows(table, name=name)):
+            if peer := result.row(table, name=other, length=row["length"]):
+                gap = peer["bytes"] - row["bytes"]
+                sizes = {"ours": row["bytes"] / MIB, "theirs": peer["bytes"] / MIB}
+                yield {"length": row["length"], **sizes, "low": gap, "high": gap}
+
+    seen = (
+        f"at {{length:,}} positions: {NAMES[table][name]} {{ours:.2f}} MiB, "
+        f"{NAMES[table][other]} {{theirs:.2f}} MiB"
     )
+    why = "yes if it keeps less at every length; bytes are counted, so there is no interval"
+    return study.Claim(text, study.Each(gaps, seen, why))
 
 
-CLAIMS = (
-    _linear,
-    study.Claim(
-        "Training with top-k attention keeps less than with plain attention.",
-        partial(_leaner, table="memory", name="top-k", other="eager"),
-    ),
-    study.Claim(
-        "It keeps less than today's fused kernels (sdpa), too.",
-        partial(_leaner, table="memory", name="top-k", other="sdpa"),
-    ),
-    study.Claim(
-        "Training a ReLU FFN keeps less if each token keeps an eighth of its neurons.",
-        partial(_leaner, table="memory_ffn", name="top-k", other="whole"),
-    ),
-    study.Claim(
-        "(ours) So does the edit TopKNeurons, which works on any FFN.",
-        partial(_leaner, table="memory_ffn", name="masked", other="whole"),
-    ),
-)
+def _sizes(result: StudyResult, table: str) -> tuple[int, str]:
+    """The greatest length, and what every implementation keeps there, in words."""
+    rows = {row["name"]: row for row in result.rows(table)}  # the longest comes last
+    words = [f"{NAMES[table][n]} {row['bytes'] / MIB:.2f} MiB" for n, row in rows.items()]
+    return max(row["length"] for row in rows.values()), ", ".join(words)
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:
-    rows = {row["name"]: row for row in result.rows("memory")}  # the longest comes last
-    if not rows:
-        return
-    length = rows["eager"]["length"]
-    listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.2f} MiB" for name, row in rows.items())
+    length, sizes = _sizes(result, "memory")
     yield study.Headline(
         f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
-        f"positions, beside inputs and output: {listed}."
+        f"positions, beside inputs and output: {sizes}."
     )
-    ffns = {row["name"]: row for row in result.rows("memory_ffn")}
-    listed = ", ".join(f"{FFN_NAMES[n]} {row['bytes'] / MIB:.2f} MiB" for n, row in ffns.items())
+    length, sizes = _sizes(result, "memory_ffn")
     yield (
         f"A ReLU FFN of {NEURONS:,} neurons keeps at {length:,} positions, beside inputs and "
-        f"output: {listed}."
+        f"output: {sizes}."
     )
-    grows = {row["name"]: row for row in result.rows("memory_growth")}
-    sdpa = grows.get("sdpa")
-    if sdpa is not None and study.below(sdpa, 1.2) == "yes":
+    sdpa = result.row("memory_growth", name="sdpa")
+    if study.below(sdpa, 1.2) == "yes":
         yield study.Headline(
             "PyTorch's fused kernel already needs linear memory "
             f"(exponent {in_words(sdpa)}) and computes exact attention, so memory alone is no "
@@ -209,6 +226,17 @@ def _points(result: StudyResult) -> Iterator[study.Row]:
             yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"]}
 
 
+def _table(key: str, caption: str, table: str) -> study.Table:
+    return study.Table(
+        key,
+        caption,
+        study.pick(table, words={"name": NAMES[table]}),
+        (Column("length", "positions"),),
+        across="name",
+        cells=(Column("bytes", "", "{:.2f}", 1 / MIB),),
+    )
+
+
 SECTION = study.Section(
     "memory",
     "How much does training keep in memory?",
@@ -220,7 +248,26 @@ SECTION = study.Section(
     help="bytes kept by eager, chunked, sdpa and top-k attention, and by FFNs",
     findings=_findings,
     shows=(
-        *CLAIMS,
+        _linear,
+        _leaner(
+            "Training with top-k attention keeps less than with plain attention.",
+            "memory",
+            "top-k",
+            "eager",
+        ),
+        _leaner("It keeps less than today's fused kernels (sdpa), too.", "memory", "top-k", "sdpa"),
+        _leaner(
+            "Training a ReLU FFN keeps less if each token keeps an eighth of its neurons.",
+            "memory_ffn",
+            "top-k",
+            "whole",
+        ),
+        _leaner(
+            "(ours) So does the edit TopKNeurons, which works on any FFN.",
+            "memory_ffn",
+            "masked",
+            "whole",
+        ),
         study.Figure(
             "memory",
             "Kept by attention for the backward pass",
@@ -230,37 +277,17 @@ SECTION = study.Section(
             y=study.Axis("MiB", "log"),
             size=(5.6, 3.6),
             sample="bytes are counted, not sampled",
-            lines={
-                "eager": study.Line(NAMES["eager"], "orange", marker="s"),
-                "sdpa": study.Line(NAMES["sdpa"], "green", marker="D"),
-                "chunked": study.Line(NAMES["chunked"], "grey"),
-                "top-k": study.Line(NAMES["top-k"], "blue"),
-                "top-k, recomputed": study.Line(
-                    NAMES["top-k, recomputed"], "amber", style="dashed"
-                ),
-            },
+            lines=LINES,
         ),
-        study.Table(
-            "memory-table",
-            "Kept by attention for the backward pass, in MiB",
-            study.pick("memory", words={"name": NAMES}),
-            (study.Column("length", "positions"),),
-            across="name",
-            cells=(study.Column("bytes", "", "{:.2f}", 1 / MIB),),
-        ),
-        study.Table(
-            "ffn-memory-table",
-            "Kept by a ReLU FFN for the backward pass, in MiB",
-            study.pick("memory_ffn", words={"name": FFN_NAMES}),
-            (study.Column("length", "positions"),),
-            across="name",
-            cells=(study.Column("bytes", "", "{:.2f}", 1 / MIB),),
+        _table("memory-table", "Kept by attention for the backward pass, in MiB", "memory"),
+        _table(
+            "ffn-memory-table", "Kept by a ReLU FFN for the backward pass, in MiB", "memory_ffn"
         ),
         study.Table(
             "growth-table",
             "Exponent of growth with length",
-            study.pick("memory_growth", words={"name": NAMES}),
-            (study.Column("name", ""), study.estimate("value", "exponent")),
+            study.pick("memory_growth", words={"name": NAMES["memory"]}),
+            (Column("name", ""), study.estimate("value", "exponent")),
         ),
     ),
 )

@@ -15,21 +15,25 @@ from layerleap import StudyResult, load, study
 from layerleap.errors import BadSettings
 from layerleap.lens import SHARE
 from layerleap.models.weights import FeedForward, feed_forwards
-from layerleap.stream import modality, reads_pairs
-from layerleap.study import above, difference, estimate, percent, pick, points, untested
-from layerleap_papers.topk_attention.curves import EIGHTH, PANELS, nats, nearest, shares
+from layerleap.study import above, difference, percent, pick, points, untested
+from layerleap_papers.topk_attention.comparisons import (
+    EIGHTH,
+    PANELS,
+    Rows,
+    curves,
+    nats,
+    nearest,
+    shares,
+)
 from layerleap_papers.topk_attention.ffn import COLUMNS, HALF, LINES, papers_rule, sweep
-from layerleap_papers.topk_attention.passes import Rows
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
 
 RELU, GATED = "ReLU", "gated"
 MODELS = {RELU: "small-lm-relu", GATED: "small-lm"}
-PANEL_OF = {kind: f"{kind} ({name})" for kind, name in MODELS.items()}
 
 
 def _run(context: SparsityContext) -> study.Tables:
-    is_text = modality(context.model) == "text" and not reads_pairs(context.model)
-    if not is_text or context.text == "generated":
+    if not context.reads_plain_text or context.text == "generated":
         raise BadSettings(
             f"the two small language models read English, and {context.model.identity.name} is "
             "read on something else; run this section with an English model"
@@ -43,7 +47,7 @@ def _run(context: SparsityContext) -> study.Tables:
         table, paired = sweep(rows, ffns, context.settings.shares, context.progress)
         tables["relu"] += [{"ffn": kind, **row} for row in table]
         tables["relu_paired"] += [{"ffn": kind, **row} for row in paired]
-        active = rows.estimates(_active(rows, ffns)[:, None], [SHARE])[0]
+        active = rows.estimates(_active(rows, ffns)[:, None], SHARE)[0]
         tables["relu_active"].append({"ffn": kind, "model": name, **active})
     return tables
 
@@ -51,24 +55,20 @@ def _run(context: SparsityContext) -> study.Tables:
 @torch.no_grad()
 def _active(rows: Rows, ffns: dict[int, FeedForward]) -> Tensor:
     """The share of neurons whose coefficient is not 0, as a mean over blocks: (row,)."""
-    found = []
+    sites, parts = [(block, ffn.site) for block, ffn in ffns.items()], []
     for batch in rows.batches:
-        sites = [(block, ffn.site) for block, ffn in ffns.items()]
         captured = rows.model.capture(batch.inputs, layers=(), sites=sites, keep=batch.keep)
-        parts = [(value != 0).double().mean(-1).cpu() for value in captured.sites.values()]
-        found.append(torch.stack(parts).mean(0))
-    return torch.cat(found)
-
-
-# --- claims and findings -----------------------------------------------------------------------
+        active = [(value != 0).double().mean(-1).cpu() for value in captured.sites.values()]
+        parts.append(torch.stack(active).mean(0))
+    return torch.cat(parts)
 
 
 def _open_share(result: StudyResult, kind: str) -> float | None:
     """The largest share, up to half, at which rules can differ: fewer neurons than are active."""
     active = result.row("relu_active", ffn=kind)
+    most = 1.0 if active is None else active["value"]
     known = {row["share"] for row in result.rows("relu_paired", ffn=kind)}
-    below = [share for share in known if active is None or share < active["value"]]
-    return max((share for share in below if share <= HALF), default=None)
+    return max((share for share in known if share <= HALF and share < most), default=None)
 
 
 def _rule(result: StudyResult, kind: str) -> study.Verdict:
@@ -84,38 +84,22 @@ def _rule(result: StudyResult, kind: str) -> study.Verdict:
 )
 def _sparser(result: StudyResult) -> study.Verdict:
     share = nearest(result, "relu", "share", EIGHTH)
-    both = {
-        kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl")
-        for kind in MODELS
-    }
-    relu, gated = both[RELU], both[GATED]
+    relu, gated = (
+        result.row("relu", ffn=kind, share=share, rule="size", measure="kl") for kind in MODELS
+    )
     if relu is None or gated is None or share is None:
         return untested("nothing was measured")
-    gap = difference(gated, relu)
     return study.Verdict(
-        above(gap),
+        above(difference(gated, relu)),
         f"with {percent(share, 1)} of the neurons, KL is {nats(relu)} with ReLU and {nats(gated)} "
         "with gates",
         "yes if the interval of the difference is above 0",
     )
 
 
-CLAIMS = (
-    study.Claim(
-        "With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than are "
-        "active, are as good as those chosen by size (small-lm-relu).",
-        partial(_rule, kind=RELU),
-    ),
-    study.Claim(
-        "With gates, the paper's rule is right as well (small-lm).", partial(_rule, kind=GATED)
-    ),
-    _sparser,
-)
-
-
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     for row in result.rows("relu_active"):
-        yield (f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.")
+        yield f"{row['model']}: {shares(row)} of the coefficients of a position are not 0."
     for kind, name in MODELS.items():
         share = _open_share(result, kind)
         by_rule, by_size = (
@@ -141,26 +125,34 @@ SECTION = study.Section(
     "FFNs. Both are read on the same held-out texts. They are weak models; only the difference "
     "between their FFNs is of interest.",
     short="ReLU",
-    help="the rules on a small ReLU model and its gated twin",
+    help="the rules on a small ReLU model and its gated counterpart",
     quick=False,
     findings=_findings,
     shows=(
-        *CLAIMS,
-        study.Figure(
+        study.Claim(
+            "With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than "
+            "are active, are as good as those chosen by size (small-lm-relu).",
+            partial(_rule, kind=RELU),
+        ),
+        study.Claim(
+            "With gates, the paper's rule is right as well (small-lm).", partial(_rule, kind=GATED)
+        ),
+        _sparser,
+        curves(
             "relu",
             "KL by share of neurons and rule",
             "With ReLU all rules coincide as soon as all positive coefficients are kept.",
-            points(
+            "share of neurons kept",
+            rows=points(
                 "relu",
                 x="share",
                 line="{rule}",
                 panel="{ffn}",
                 measure="kl",
-                words={"ffn": PANEL_OF},
+                words={"ffn": {kind: f"{kind} ({name})" for kind, name in MODELS.items()}},
             ),
-            x=study.Axis("share of neurons kept", "log"),
             y=study.Axis(PANELS["kl"]),
-            unit="rows",
+            share_y=True,
             size=(4.4, 3.4),
             lines=LINES,
         ),
@@ -170,7 +162,7 @@ SECTION = study.Section(
             pick("relu", measure="kl", words={"rule": COLUMNS}),
             (study.Column("ffn", "FFN"), study.Column("share", "neurons kept", "{:.1f} %", 100)),
             across="rule",
-            cells=(estimate("value", "", "{:.3f}"),),
+            cells=(study.estimate("value", "", "{:.3f}"),),
         ),
     ),
 )

@@ -8,6 +8,7 @@ The two start from the same weights and see the same batches in the same order.
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,76 +16,88 @@ from torch import Tensor
 from layerleap import LayerleapError, StudyResult, study
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
-from layerleap.stream import modality, reads_pairs
-from layerleap.study import above, below, estimate, in_words, percent, points, untested
+from layerleap.lens import mean_interval
+from layerleap.study import above, below, in_words, percent, untested
 from layerleap.zoo import fetch
 from layerleap_papers.topk_attention import runs
-from layerleap_papers.topk_attention.curves import kept_share, nats, shares
-from layerleap_papers.topk_attention.encoders.byte_reviews import ByteReviewSettings, byte_reviews
-from layerleap_papers.topk_attention.encoders.encoder import EncoderSettings, Point
-from layerleap_papers.topk_attention.encoders.listops import ListOpsSettings, listops
-from layerleap_papers.topk_attention.encoders.task import START, Task
-from layerleap_papers.topk_attention.runs import EXACT, SWAPPED, TOP
+from layerleap_papers.topk_attention.comparisons import kept_share, nats, shares
+from layerleap_papers.topk_attention.runs import (
+    EXACT,
+    SWAPPED,
+    TOP,
+    EncoderSettings,
+    Point,
+    TuneSettings,
+)
 from layerleap_papers.topk_attention.sparsity_context import SparsityContext
-from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings
+from layerleap_papers.topk_attention.tasks import (
+    START,
+    ListOpsSettings,
+    Task,
+    byte_reviews,
+    listops,
+)
 
 LISTOPS, REVIEWS, TUNING = "ListOps", "byte-level reviews", "fine-tuning"
-TASKS = (LISTOPS, REVIEWS, TUNING)
+TASKS = {
+    LISTOPS: "Trained from scratch on ListOps, top-k attention is nearly as accurate as exact "
+    "attention.",
+    REVIEWS: "Trained from scratch on byte-level film reviews, top-k attention is nearly as "
+    "accurate as exact attention.",
+    TUNING: "Fine-tuned with top-k attention, the model ends with nearly the same loss as with "
+    "exact attention.",
+}
 SAME_ACCURACY = 0.03  # a difference within this counts as nearly identical
 SAME_TUNED = 0.02  # nats
 MARGIN = 4  # and it must be at most this part of what exact attention gained by training
 MOST_ITEMS = 20_000  # to train on
-# Verdicts are noisy labels, so that task has larger batches.
-SCRATCH: dict[str, Callable[[SparsitySettings], EncoderSettings]] = {
-    LISTOPS: lambda s: EncoderSettings(steps=s.steps, batch=32),
-    REVIEWS: lambda s: EncoderSettings(steps=s.review_steps, batch=64, rate=2e-3),
-}
-
-Run = Callable[[str, int], list[Point]]  # by attention and seed
-Baselines = dict[str, float | None]  # accuracies; None where the loss is what counts
+AnySettings = EncoderSettings | TuneSettings
+Run = Callable[[str, Any, int, runs.Tell], list[Point]]  # by attention, settings and seed
 
 
 def _run(context: SparsityContext) -> study.Tables:
-    tables: study.Tables = {
-        "training": [],
-        "training_ends": [],
-        "training_gaps": [],
-        "training_tasks": [],
-    }
+    names = ("training", "training_ends", "training_gaps", "training_tasks")
+    tables: study.Tables = {name: [] for name in names}
     errors = []
     for name in TASKS:
         try:
-            seen, baselines, run = _prepared(context, name)
+            visible, baselines, settings, run = _prepared(context, name)
         except LayerleapError as error:
             errors.append(str(error))
             context.leave_out(f"Training: {name}", error)
             continue
-        k = runs.keys_of(seen)
-        sizes = {"k": k, "kept": kept_share(seen, k), "length": int(seen.max())}
+        k = runs.keys_of(visible)
+        sizes = {"k": k, "kept": kept_share(visible, k), "length": int(visible.max())}
         tables["training_tasks"].append({"task": name, **sizes, **baselines})
-        points = _points_of(context, name, run)
-        tables["training"] += _curves(name, points)
-        tables["training_ends"] += _ends(name, points)
-        tables["training_gaps"] += _gaps(name, points)
+        values = _values(context, name, settings, run)
+        for table, rows in zip(names, _estimates(name, values), strict=False):
+            tables[table] += rows
     if not tables["training"]:
         raise BadSettings("; ".join(errors))
     return tables
 
 
-def _prepared(context: SparsityContext, name: str) -> tuple[Tensor, Baselines, Run]:
+def _prepared(context: SparsityContext, name: str) -> tuple[Tensor, study.Row, AnySettings, Run]:
     """How many keys rows of a task see, what is reached without attention, and how to run it."""
-    s = context.settings
+    s, model = context.settings, context.model
     if name == TUNING:
-        return _tuning(context)
-    training = SCRATCH[name](s)
+        if model.kind != "next-token" or not context.reads_plain_text:
+            raise BadSettings(f"{model.identity.name} is not a decoder of plain text")
+        tuning = TuneSettings(steps=s.tune_steps)
+        windows = runs.review_windows(model, fetch("reviews"), tuning)
+        baselines: study.Row = {"chance": None, "counts": None}
+        return tuning.visible, baselines, tuning, partial(runs.fine_tuned, model, windows)
+    if name == LISTOPS:
+        training = EncoderSettings(steps=s.steps, batch=32)
+    else:  # verdicts are noisy labels, so this task has larger batches
+        training = EncoderSettings(steps=s.review_steps, batch=64, rate=2e-3)
     n = min(MOST_ITEMS, 2 * training.batch * training.steps)
     if name == LISTOPS:
         task = listops(ListOpsSettings(n_fitted=n, n_held_out=s.tested))
     else:
-        sizes = ByteReviewSettings(n_fitted=n, n_held_out=s.tested)
-        task = byte_reviews(fetch("reviews"), sizes)
-    baselines: Baselines = {"chance": task.chance, "counts": counted(task)}
-    return task.held_out.lengths, baselines, partial(_scratch, context, task, training)
+        task = byte_reviews(fetch("reviews"), n, s.tested)
+    baselines = {"chance": task.chance, "counts": counted(task)}
+    return task.held_out.lengths, baselines, training, partial(runs.from_scratch, task)
 
 
 def counted(task: Task) -> float:
@@ -101,202 +114,132 @@ def counted(task: Task) -> float:
     return float(model.score(scale.transform(counts[1]), task.held_out.labels.numpy()))
 
 
-def _scratch(
-    context: SparsityContext, task: Task, settings: EncoderSettings, attention: str, seed: int
-) -> list[Point]:
-    tell = _teller(context, task.name, attention, seed, settings.steps)
-    return runs.from_scratch(task, attention, settings, seed, tell)
+# By attention, step and measure: a value for each seed.
+Values = dict[tuple[str, float, str], list[float]]
 
 
-def _tuning(context: SparsityContext) -> tuple[Tensor, Baselines, Run]:
-    model = context.model
-    is_text = modality(model) == "text" and not reads_pairs(model)
-    if model.kind != "next-token" or not is_text:
-        raise BadSettings(f"{model.identity.name} is not a decoder of plain text")
-    settings = runs.TuneSettings(steps=context.settings.tune_steps)
-    windows = runs.review_windows(model, fetch("reviews"), settings)
+def _values(context: SparsityContext, name: str, settings: AnySettings, run: Run) -> Values:
+    """The curves of all runs; each finished run is kept in the work folder."""
+    values, s = Values(), context.settings
 
-    def run(attention: str, seed: int) -> list[Point]:
-        tell = _teller(context, TUNING, attention, seed, settings.steps)
-        return runs.fine_tuned(model, windows, attention, settings, seed, tell)
+    def points(attention: str, seed: int) -> list[Point]:
+        words = f"{name}, {attention} attention, seed {seed}"
+        file = f"run-{name}-{attention}-{seed}.json".replace(" ", "-")
 
-    return settings.seen, {"chance": None, "counts": None}, run
+        def tell(step: int) -> None:
+            context.progress(words, step, settings.steps, "steps")
 
+        return runs.saved(context.workspace / file, lambda: run(attention, settings, seed, tell))
 
-def _teller(
-    context: SparsityContext, name: str, attention: str, seed: int, steps: int
-) -> Callable[[int], None]:
-    words = f"{name}, {attention} attention, seed {seed}"
-    return lambda step: context.progress(words, step, steps, "steps")
-
-
-def _points_of(context: SparsityContext, name: str, run: Run) -> list[study.Row]:
-    """All points of all runs; each finished run is kept in the work folder."""
-    found, s = [], context.settings
     for seed in range(s.tune_seeds if name == TUNING else s.seeds):
         for attention in (EXACT, TOP):
-            file = f"run-{name}-{attention}-{seed}.json".replace(" ", "-")
-            points = runs.saved(context.workspace / file, partial(run, attention, seed))
-            for point in points:
-                own = SWAPPED if point["swapped"] else attention
-                found.append({"task": name, "attention": own, "seed": seed, **point})
-    return found
-
-
-def _measures(points: list[study.Row]) -> list[str]:
-    return [name for name in ("loss", "accuracy") if name in points[0]]
+            for point in points(attention, seed):
+                kind = SWAPPED if point["swapped"] else attention
+                for measure in ("loss", "accuracy"):
+                    if measure in point:
+                        place = (kind, point["step"], measure)
+                        values.setdefault(place, []).append(point[measure])
+    return values
 
 
 def over_seeds(values: list[float]) -> study.Row:
     """A mean with Student's 95 % interval over seeds."""
-    stats, n = learn_library("scipy.stats"), len(values)
-    mean = sum(values) / n
-    spread = (sum((value - mean) ** 2 for value in values) / (n - 1) / n) ** 0.5
-    margin = float(stats.t.ppf(0.975, n - 1)) * spread
-    return {"value": mean, "low": mean - margin, "high": mean + margin, "seeds": n}
+    column = torch.tensor(values, dtype=torch.float64)[:, None]
+    mean = mean_interval(column, torch.arange(len(values)))[0].to_dict()
+    return {end: mean[end] for end in ("value", "low", "high")} | {"seeds": len(values)}
 
 
-def _curves(name: str, points: list[study.Row]) -> list[study.Row]:
-    found = []
-    for attention in (EXACT, TOP):
-        own = [point for point in points if point["attention"] == attention]
-        for step in sorted({point["step"] for point in own}):
-            at = [point for point in own if point["step"] == step]
-            for measure in _measures(points):
-                row = over_seeds([point[measure] for point in at])
-                about = {"task": name, "attention": attention, "step": step, "measure": measure}
-                found.append({**about, **row})
-    return found
+def _estimates(name: str, values: Values) -> tuple[list[study.Row], ...]:
+    """Learning curves, where runs end, and the end of top-k minus that of exact, seed by seed."""
+    last = {(kind, measure): one for (kind, _, measure), one in values.items()}  # steps ascend
+
+    def row(kind: str, measure: str, one: list[float], **about: float) -> study.Row:
+        return {"task": name, "attention": kind, **about, "measure": measure, **over_seeds(one)}
+
+    order = [(kind, m) for kind in (EXACT, TOP, SWAPPED) for m in ("loss", "accuracy")]
+    known = [place for place in order if place in last]
+    gaps = {
+        (kind, m): [a - b for a, b in zip(last[kind, m], last[EXACT, m], strict=True)]
+        for kind, m in known
+        if kind != EXACT
+    }
+    return (
+        [row(k, m, one, step=step) for (k, step, m), one in values.items() if k != SWAPPED],
+        [row(*place, last[place]) for place in known],
+        [row(*place, gap) for place, gap in gaps.items()],
+    )
 
 
-def _last(points: list[study.Row], attention: str, measure: str) -> list[float]:
-    """The values that runs end with, by seed."""
-    own = [point for point in points if point["attention"] == attention]
-    end = max(point["step"] for point in own)
-    ends = {point["seed"]: point[measure] for point in own if point["step"] == end}
-    return [ends[seed] for seed in sorted(ends)]
-
-
-def _ends(name: str, points: list[study.Row]) -> list[study.Row]:
-    return [
-        {
-            "task": name,
-            "attention": attention,
-            "measure": measure,
-            **over_seeds(_last(points, attention, measure)),
-        }
-        for attention in (EXACT, TOP, SWAPPED)
-        for measure in _measures(points)
-    ]
-
-
-def _gaps(name: str, points: list[study.Row]) -> list[study.Row]:
-    """Top-k minus exact, seed by seed."""
-    found = []
-    for attention in (TOP, SWAPPED):
-        for measure in _measures(points):
-            pairs = zip(
-                _last(points, attention, measure), _last(points, EXACT, measure), strict=True
-            )
-            row = over_seeds([ours - exact for ours, exact in pairs])
-            found.append({"task": name, "attention": attention, "measure": measure, **row})
-    return found
-
-
-# --- claims and findings -----------------------------------------------------------------------
+def _measure(task: str) -> tuple[str, Callable[[study.Row | None], str], float]:
+    """What counts on a task, how it is written, and which difference counts as the same."""
+    return ("loss", nats, SAME_TUNED) if task == TUNING else ("accuracy", shares, SAME_ACCURACY)
 
 
 def _same(result: StudyResult, task: str) -> study.Verdict:
-    measure, limit = ("loss", SAME_TUNED) if task == TUNING else ("accuracy", SAME_ACCURACY)
+    measure, words, limit = _measure(task)
     row = result.row("training_gaps", task=task, attention=TOP, measure=measure)
     if row is None:
         return untested(f"{task} was not run; see the notes")
-    ends = {
-        attention: result.row("training_ends", task=task, attention=attention, measure=measure)
+    exact, top = (
+        result.row("training_ends", task=task, attention=attention, measure=measure)
         for attention in (EXACT, TOP)
-    }
+    )
     about = result.rows("training_tasks", task=task)[0]
-    gain = _gain(result, about, ends[EXACT])
+    gain, without = _gain(result, about, exact)
     if gain <= 0:
         return untested(
-            f"with exact attention, {measure} is not clearly better than {_without(about)}, so "
-            "there is nothing to compare; train longer"
+            f"with exact attention, {measure} is not clearly better than {without}, so there is "
+            "nothing to compare; train longer"
         )
-    words = nats if measure == "loss" else shares
     limit = min(limit, gain / MARGIN)
     return study.Verdict(
         below(row, limit) if measure == "loss" else above(row, -limit),
-        f"{measure} {words(ends[TOP])} with k = {about['k']}, {percent(about['kept'])} of the keys "
-        f"of a row on average, "
-        f"{words(ends[EXACT])} with exact attention; difference {in_words(row, '+.3f')} over "
-        f"{row['seeds']} seeds",
+        f"{measure} {words(top)} with k = {about['k']}, {percent(about['kept'])} of the keys "
+        f"of a row on average, {words(exact)} with exact attention; difference "
+        f"{in_words(row, '+.3f')} over {row['seeds']} seeds",
         f"yes if the interval of the paired difference is less than {limit:.2g} worse than 0, "
-        f"which is at most a {MARGIN:g}th of what exact attention gains over {_without(about)}; "
+        f"which is at most a {MARGIN:g}th of what exact attention gains over {without}; "
         "all seeds are tested on the same held-out items",
     )
 
 
-def _without(about: study.Row) -> str:
-    """What exact attention has to beat, in words."""
-    if about["chance"] is None:
-        return "before training"
-    best = percent(max(about["chance"], about["counts"]))
-    return f"counting symbols or guessing, which need no attention ({best})"
+def _gain(result: StudyResult, about: study.Row, end: study.Row | None) -> tuple[float, str]:
+    """By how much exact attention beats what needs no attention, or no training; the low end.
 
-
-def _gain(result: StudyResult, about: study.Row, end: study.Row | None) -> float:
-    """By how much exact attention beats what needs no attention, or no training; the low end."""
-    if end is None:
-        return 0.0
+    And what it has to beat, in words.
+    """
     if about["chance"] is not None:
-        return float(end["low"] - max(about["chance"], about["counts"]))
+        best = max(about["chance"], about["counts"])
+        words = f"counting symbols or guessing, which need no attention ({percent(best)})"
+        return (0.0 if end is None else float(end["low"] - best)), words
     curve = result.rows("training", task=about["task"], attention=EXACT, measure="loss")
     start = min(curve, key=lambda row: row["step"])
-    return float(start["value"] - end["high"])
-
-
-CLAIMS = (
-    study.Claim(
-        "Trained from scratch on ListOps, top-k attention is nearly as accurate as exact "
-        "attention.",
-        partial(_same, task=LISTOPS),
-    ),
-    study.Claim(
-        "Trained from scratch on byte-level film reviews, top-k attention is nearly as accurate "
-        "as exact attention.",
-        partial(_same, task=REVIEWS),
-    ),
-    study.Claim(
-        "Fine-tuned with top-k attention, the model ends with nearly the same loss as with exact "
-        "attention.",
-        partial(_same, task=TUNING),
-    ),
-)
+    return (0.0 if end is None else float(start["value"] - end["high"])), "before training"
 
 
 def _findings(result: StudyResult) -> Iterator[study.Said]:
     for about in result.rows("training_tasks"):
-        task, measure = about["task"], "loss" if about["task"] == TUNING else "accuracy"
-        get = partial(result.row, "training_ends", task=task, measure=measure)
-        words = nats if measure == "loss" else shares
+        task = about["task"]
+        measure, words, _ = _measure(task)
+        exact, top, swapped = (
+            words(result.row("training_ends", task=task, measure=measure, attention=attention))
+            for attention in (EXACT, TOP, SWAPPED)
+        )
         gap = result.row("training_gaps", task=task, attention=TOP, measure=measure)
-        chance = (
-            ""
-            if about["chance"] is None
-            else (
+        chance = ""
+        if about["chance"] is not None:
+            chance = (
                 f" (always giving the most frequent class: {percent(about['chance'])}, a linear "
                 f"classifier of how often each symbol occurs: {percent(about['counts'])})"
             )
-        )
         yield study.Headline(
-            f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
-            f"{words(get(attention=TOP))} with k = {about['k']}, {percent(about['kept'])} of the "
-            f"keys of a row on average{chance}; "
+            f"{task}: held-out {measure} {exact} with exact attention and {top} with "
+            f"k = {about['k']}, {percent(about['kept'])} of the keys of a row on average{chance}; "
             f"paired difference {in_words(gap, '+.3f')}."
         )
         yield (
             f"{task}: trained with exact attention and then read with k = {about['k']}, held-out "
-            f"{measure} is {words(get(attention=SWAPPED))}."
+            f"{measure} is {swapped}."
         )
 
 
@@ -320,12 +263,12 @@ SECTION = study.Section(
     quick=False,
     findings=_findings,
     shows=(
-        *CLAIMS,
+        *(study.Claim(text, partial(_same, task=task)) for task, text in TASKS.items()),
         study.Figure(
             "curves",
             "Learning curves on held-out items",
             "Bands are intervals over seeds.",
-            points("training", x="step", line="{attention}", panel="{task}: {measure}"),
+            study.points("training", x="step", line="{attention}", panel="{task}: {measure}"),
             x=study.Axis("step"),
             y=study.Axis(""),
             share_y=False,
@@ -342,7 +285,7 @@ SECTION = study.Section(
             _table_rows,
             (study.Column("task"), study.Column("measure", ""), study.Column("seeds")),
             across="column",
-            cells=(estimate("value", "", "{:.3f}"),),
+            cells=(study.estimate("value", "", "{:.3f}"),),
         ),
     ),
 )

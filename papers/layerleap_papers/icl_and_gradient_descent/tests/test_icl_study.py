@@ -24,13 +24,12 @@ from layerleap_papers.icl_and_gradient_descent import (
     conditions,
     icl_context as context_module,
     layers,
+    rates,
     similarity,
-    training_accuracy,
 )
 from layerleap_papers.icl_and_gradient_descent.conditions import Trial
-from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext
+from layerleap_papers.icl_and_gradient_descent.icl_context import IclContext, layer_mean
 from layerleap_papers.icl_and_gradient_descent.rates import _Search, next_rate
-from layerleap_papers.icl_and_gradient_descent.similarity import paired_mean
 from tiny_models import tiny
 
 
@@ -39,17 +38,9 @@ def test_every_section_runs_and_every_table_has_its_controls():
     assert not result.failed
     rows = result.rows("similarity", task="sizes", measure="aou", seed=None, layer=None)
     cases = {(row["way"], row["control"]) for row in rows}
-    assert {
-        ("gd", ""),
-        ("gd", "queries"),
-        ("gd", "labels"),
-        ("gd", "untrained"),
-        ("noise", ""),
-        ("lcgd-logit", ""),
-        ("lcgd-logit", "queries"),
-        ("lcgd-logit", "labels"),
-        ("lcgd-logit", "untrained"),
-    } == cases
+    controls = ("", "queries", "labels", "untrained")
+    ways = {(way, control) for way in ("gd", "lcgd-logit") for control in controls}
+    assert cases == ways | {("noise", "")}
     layers = {row["layer"] for row in result.rows("similarity", way="gd", measure="aou")}
     assert layers == {None, 1, 2, 3}
     assert {row["seed"] for row in result.rows("similarity")} == {None, 0, 1}
@@ -189,7 +180,7 @@ def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_trai
         "gain/lcgd-logit": torch.tensor([-0.3, 0.2, -1]),
     }
     context.cells = lambda: iter([("sizes", [gains, gains])])
-    rows = {row["way"]: row for row in training_accuracy.tables(context)["learns"]}
+    rows = {row["way"]: row for row in rates._gains(context)["learns"]}
     assert (rows["gd"]["learns"], rows["lcgd-logit"]["learns"]) == ("yes", "cannot tell")
     assert rows["gd"]["value"] == pytest.approx(0.3)
     assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)
@@ -259,12 +250,10 @@ def test_a_rate_is_the_best_of_all_seeds_together(monkeypatch):
 def test_a_training_that_ends_in_nan_is_reported_with_its_seed(monkeypatch):
     original = conditions.train
 
-    def diverging(context, model, way, rate, demonstrations, start=None):
-        drawn = context.draw("sizes", 1).demonstrations
-        encoded = context.encoded["sizes"]
-        if way == "gd" and demonstrations[0].ids == encoded.demonstration(drawn[0]):
+    def diverging(context, trial, way, rate, pieces, start=None):
+        if way == "gd" and pieces[0] == context.draw("sizes", 1).demonstrations[0]:
             raise NotFinite("what was learned is NaN")
-        return original(context, model, way, rate, demonstrations, start)
+        return original(context, trial, way, rate, pieces, start)
 
     monkeypatch.setattr(conditions, "train", diverging)
     chosen = settings(tasks=settings().tasks[:1])
@@ -284,7 +273,8 @@ def _ways_of(row) -> list[str]:
 def test_leads_are_means_over_the_layers_that_both_have():
     x = torch.tensor([[math.nan, 0.5, 0.7], [0.1, 0.2, 0.3]])
     y = torch.tensor([[0.9, 0.4, math.nan], [0.0, 0.2, 0.3]])
-    assert paired_mean(x, y)[:, 0].tolist() == pytest.approx([0.1, 0.1 / 3])
+    (gaps,) = similarity._gaps([{"x": x, "y": y}], "x", "y")
+    assert layer_mean(gaps)[:, 0].tolist() == pytest.approx([0.1, 0.1 / 3])
 
 
 @pytest.mark.parametrize(("counted", "has_interval"), [(2, False), (9, False), (10, True)])

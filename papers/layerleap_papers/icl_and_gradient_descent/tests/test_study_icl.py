@@ -11,22 +11,8 @@ from families import build
 from layerleap.show.cli.app import app
 from tiny_models import tiny
 
-SMALL = (
-    "--seeds",
-    1,
-    "--demonstrations",
-    3,
-    "--most",
-    4,
-    "--queries",
-    6,
-    "--search",
-    4,
-    "--rates",
-    "0.01,0.1",
-    "--lenses",
-    "logit",
-)
+SIZES = "--seeds 1 --demonstrations 3 --most 4 --queries 6 --search 4"
+SMALL = (*SIZES.split(), "--rates", "0.01,0.1", "--lenses", "logit")
 
 
 def run(*words: object) -> Result:
@@ -112,18 +98,8 @@ def test_a_file_of_ones_own_has_its_own_fields_template_and_words(
     source = task_file(tmp_path)
     text = source.read_text().replace("text,label", "line,size").replace(",big", ",0")
     source.write_text(text.replace(",small", ",1"))
-    how = (
-        "--task",
-        source,
-        "--field",
-        "line",
-        "--label",
-        "size",
-        "--labels",
-        "0=big,1=small",
-        "--template",
-        "{text} is",
-    )
+    words = ["--field", "line", "--label", "size", "--labels", "0=big,1=small", "--template"]
+    how = ("--task", source, *words, "{text} is")
     for command in (
         ("study", "icl", model, *how, "-o", tmp_path / "report", *SMALL, "--sections", "none"),
         ("tasks", *how),

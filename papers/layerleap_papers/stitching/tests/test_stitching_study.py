@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import stitching_studies
@@ -15,6 +16,7 @@ from intervals import require_inside
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Sampling
+from layerleap.study.claims import Answer
 from layerleap.study.result import StudyResult
 from layerleap.study.texts import trained_on
 from layerleap_papers.stitching import STUDY, StitchingSettings
@@ -131,13 +133,7 @@ def test_a_layer_is_chosen_on_one_half_and_judged_on_the_other(result):
 
 def test_claims_are_each_answered_or_said_to_be_untested(result):
     assert len(result.claims) == 5
-    assert {row["agrees"] for row in result.claims} <= {
-        "yes",
-        "partly",
-        "no",
-        "cannot tell",
-        "not tested",
-    }
+    assert {row["agrees"] for row in result.claims} <= set(get_args(Answer))
     assert all(row["seen"] for row in result.claims)
 
 
@@ -176,12 +172,8 @@ def test_findings_and_the_page_name_both_models(result, tmp_path):
 def test_models_of_other_widths_have_no_identity_kernel(files):
     a, b = tiny("llama"), tiny("llama", seed=1, hidden_size=16)
     result = STUDY(a, other=b, classifier=None, text=files["text"], **SMALL)
-    assert {row["kernel"] for row in result.rows("costs")} == {
-        "embedding",
-        "folded",
-        "least-squares",
-        "random",
-    }
+    kernels = {"embedding", "folded", "least-squares", "random"}
+    assert {row["kernel"] for row in result.rows("costs")} == kernels
     assert [row["key"] for row in result.sections] == ["pairs"]
     assert any("differ in width" in row["seen"] for row in result.claims)
 

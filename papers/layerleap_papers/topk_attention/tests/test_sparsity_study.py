@@ -24,23 +24,12 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.studies import find
-from layerleap_papers.topk_attention import (
-    STUDY,
-    budget,
-    ffn,
-    heads,
-    memory,
-    relu,
-    relu_ffn,
-    runs,
-    training,
-)
+from layerleap_papers.topk_attention import STUDY, budget, ffn, heads, memory, relu, runs, training
 from layerleap_papers.topk_attention.allocation import finer, furthest, guessed, steps
-from layerleap_papers.topk_attention.curves import kept_share
-from layerleap_papers.topk_attention.encoders.task import Rows as TaskRows, Task
-from layerleap_papers.topk_attention.observed import observe, row_weights, statistics
-from layerleap_papers.topk_attention.passes import Rows
-from layerleap_papers.topk_attention.sparsity_settings import SparsitySettings, numbers, shares
+from layerleap_papers.topk_attention.comparisons import Rows, kept_share
+from layerleap_papers.topk_attention.heads import attention_weights, observe, statistics
+from layerleap_papers.topk_attention.sparsity_context import SparsitySettings, numbers, shares
+from layerleap_papers.topk_attention.tasks import Rows as TaskRows, Task
 from tiny_models import tiny
 
 SAMPLING = Sampling(unit="document", held_out=0.4)
@@ -113,28 +102,28 @@ def test_rows_that_see_at_most_k_keys_do_not_change():
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mistral", "gpt_oss", "bert", "t5"])
 @torch.no_grad()
-def test_weights_of_rows_are_those_of_eager_attention(name):
+def test_weights_are_those_of_eager_attention(name):
     model = wrapped(name).model
-    given = family_inputs(name)
     before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    seen = []
+    ours, eager = [], []
 
-    def around(function, module, query, key, value, mask, **kwargs):
-        output, weights = function(module, query, key, value, mask, **kwargs)
-        parts = {k: v[0] if k == "position_bias" else v for k, v in kwargs.items()}
-        rows = torch.tensor([1, query.shape[2] - 1])
-        own = None if mask is None else mask[0]
-        found = row_weights(module, query[0], key[0], own, rows, **parts)
-        seen.append((found, weights[0][:, rows]))
+    def around(function, *args, **kwargs):
+        ours.append(attention_weights(function, *args, **kwargs))
+        return function(*args, **kwargs)
+
+    def around_eager(function, *args, **kwargs):
+        output, weights = function(*args, **kwargs)
+        eager.append(weights)
         return output, weights
 
-    with attention_wrapped_by(around):
-        model(**given)
+    for implementation, watch in ((before, around), ("eager", around_eager)):
+        model.set_attn_implementation(implementation)
+        with attention_wrapped_by(watch):
+            model(**family_inputs(name))
     model.set_attn_implementation(before)
-    assert len(seen) >= 3
-    for found, expected in seen:
-        torch.testing.assert_close(found.double(), expected.double(), rtol=1e-4, atol=1e-5)
+    assert len(ours) == len(eager) >= 3
+    for weights, expected in zip(ours, eager, strict=True):
+        torch.testing.assert_close(weights.double(), expected.double(), rtol=1e-4, atol=1e-5)
 
 
 def test_statistics_of_attention_are_right_for_a_row_by_hand():
@@ -158,19 +147,18 @@ def test_statistics_of_attention_are_right_for_a_row_by_hand():
 def test_observed_rows_are_in_the_order_of_the_batches():
     rows = rows_of()
     observed = observe(rows, (1, 4), 3, lambda _: None)
-    assert observed.blocks == (1, 2, 3)
-    assert observed.values["needed"].shape == (len(rows), 3, 4)
+    assert observed["needed"].shape == (len(rows), 3, 4)
     alone = rows.visible == 1  # a first position attends to itself
     assert alone.any()
-    assert (observed.values["needed"][alone] == 1).all()
-    torch.testing.assert_close(observed.values["first"][alone], torch.ones(int(alone.sum()), 3, 4))
-    assert (observed.values["top 4"] >= observed.values["top 1"]).all()
+    assert (observed["needed"][alone] == 1).all()
+    torch.testing.assert_close(observed["first"][alone], torch.ones(int(alone.sum()), 3, 4))
+    assert (observed["top 4"] >= observed["top 1"]).all()
 
 
 def test_a_block_that_layers_share_is_observed_once_per_layer():
     rows = rows_of("albert", 3, "every:7")
     observed = observe(rows, (1,), 3, lambda _: None)
-    needed = observed.values["effective"]
+    needed = observed["effective"]
     assert needed.shape[1] == 3
     assert not torch.allclose(needed[:, 0], needed[:, 1])
 
@@ -225,7 +213,7 @@ def test_a_budget_restricts_layers_and_costs_alone_are_measured():
     assert not result.failed
     context = result.settings
     assert context["kl"] == 0.05
-    for kind in budget.KINDS:
+    for kind in budget.NOUNS:
         rows = result.rows("budget", kind=kind)
         assert [row["layer"] for row in rows] == [1, 2, 3]
         assert any(not row["whole"] for row in rows)
@@ -253,15 +241,15 @@ def test_budgets_are_chosen_by_the_upper_end_of_the_kl_on_the_texts_they_are_cho
     monkeypatch.setattr(Rows, "estimates", estimates)
     monkeypatch.setattr(budget, "furthest", watched)
     STUDY(tiny("llama"), settings(kl=0.05), sections=["budget"])
-    assert len(chosen) == len(budget.KINDS)
+    assert len(chosen) == len(budget.NOUNS)
     for value, mean, high, limit in chosen:
         assert mean < high == value <= limit == 0.05
 
 
 def test_a_block_restricted_alone_is_the_whole_model_with_that_edit():
     rows = rows_of(n=3)
-    part = budget._Part(budget.ATTENTION, [2], [99.0, 2.0], rows)
-    alone = budget._alone(rows, part, lambda plan: part.edit(plan, {}), lambda *_: None)
+    part = budget.Part(budget.ATTENTION, [2], [99.0, 2.0], {})
+    alone = budget._alone(rows, part, lambda *_: None)
     whole = rows.measure(TopKAttention(k={2: 2}))
     torch.testing.assert_close(alone[2, 2.0].kl, whole.kl, rtol=1e-4, atol=1e-7)
 
@@ -283,13 +271,13 @@ def test_bytes_kept_are_those_of_the_formulas():
 
 
 def test_an_ffn_that_keeps_few_neurons_keeps_few_numbers_and_masking_saves_nothing():
-    length, wide = 96, (relu_ffn.NEURONS, relu_ffn.D_MODEL)
+    length, wide = 96, (memory.NEURONS, memory.D_MODEL)
     kept = {
-        name: memory.kept_bytes(ffn, (length, relu_ffn.D_MODEL), wide, wide)
-        for name, ffn in relu_ffn.FFNS.items()
+        name: memory.kept_bytes(ffn, (length, memory.D_MODEL), wide, wide)
+        for name, ffn in memory.FFNS.items()
     }
-    assert kept["whole"] == 4 * length * relu_ffn.NEURONS
-    assert kept["top-k"] == (4 + 4) * length * relu_ffn.FFN_K
+    assert kept["whole"] == 4 * length * memory.NEURONS
+    assert kept["top-k"] == (4 + 4) * length * memory.FFN_K
     assert kept["masked"] > kept["whole"]
 
 
@@ -299,10 +287,10 @@ def test_gradients_of_the_lean_ffn_are_those_of_autograd():
         torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
         for shape in ((5, 4), (9, 4), (9, 4))
     )
-    few = partial(relu_ffn.topk_relu_ffn, k=3)
+    few = partial(memory.topk_relu_ffn, k=3)
     assert torch.autograd.gradcheck(few, (x, keys, values))
     whole = (x @ keys.mT).relu() @ values
-    torch.testing.assert_close(relu_ffn.topk_relu_ffn(x, keys, values, 9), whole)
+    torch.testing.assert_close(memory.topk_relu_ffn(x, keys, values, 9), whole)
 
 
 def test_heads_are_named_by_intervals():
@@ -454,7 +442,7 @@ def test_a_budget_with_one_k_for_all_layers_is_not_said_to_be_shared_out():
 def test_budgets_of_texts_whose_rows_all_see_few_keys():
     short = settings(keys=(4, 16), budget_tokens=20, positions="every:4")
     result = STUDY(tiny("llama"), short, sections=["budget"])
-    assert {row["kind"] for row in result.rows("budget")} == set(budget.KINDS)
+    assert {row["kind"] for row in result.rows("budget")} == set(budget.NOUNS)
 
 
 def test_the_rule_for_relu_is_judged_where_fewer_neurons_are_kept_than_are_active():

@@ -10,16 +10,19 @@ import torch
 from layerleap.act.topk.interface import topk_attention
 from layerleap.errors import BadSettings, BadText
 from layerleap.zoo.reviews import is_held_out
-from layerleap_papers.topk_attention.encoders import encoder
-from layerleap_papers.topk_attention.encoders.byte_reviews import ByteReviewSettings, byte_reviews
-from layerleap_papers.topk_attention.encoders.encoder import EncoderSettings, scores, train_encoder
-from layerleap_papers.topk_attention.encoders.listops import (
+from layerleap_papers.topk_attention import runs
+from layerleap_papers.topk_attention.runs import EncoderSettings, scores, train_encoder
+from layerleap_papers.topk_attention.tasks import (
+    PAD,
+    START,
     ListOpsSettings,
+    Rows,
+    Task,
+    byte_reviews,
     expression,
     listops,
     written,
 )
-from layerleap_papers.topk_attention.encoders.task import PAD, START, Rows, Task
 
 SMALL = ListOpsSettings(n_fitted=300, n_held_out=60, shortest=5, longest=30, depth=3, arguments=4)
 QUICK = EncoderSettings(layers=1, d_model=16, heads=2, steps=12, batch=8, points=3)
@@ -102,7 +105,7 @@ def reviews(tmp_path):
 
 
 def test_reviews_become_their_last_bytes_and_keep_their_side(reviews):
-    task = byte_reviews(reviews, ByteReviewSettings(n_fitted=40, n_held_out=10, longest=14))
+    task = byte_reviews(reviews, n_fitted=40, n_held_out=10, longest=14)
     assert (len(task.fitted), len(task.held_out), task.longest) == (40, 10, 15)
     by_end = {}
     for line in reviews.read_text("utf8").splitlines():
@@ -120,7 +123,7 @@ def test_reviews_with_the_same_end_are_on_one_side_and_count_once(tmp_path):
     rows += [{"text": f"number {n}", "label": 1} for n in range(60)]
     path = tmp_path / "reviews.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), "utf8")
-    task = byte_reviews(path, ByteReviewSettings(n_fitted=99, n_held_out=99, longest=9))
+    task = byte_reviews(path, n_fitted=99, n_held_out=99, longest=9)
     sides = [[tuple(row) for row in side.ids.tolist()] for side in (task.fitted, task.held_out)]
     assert len(set(sides[0] + sides[1])) == len(sides[0]) + len(sides[1]) == 61
     assert task.fitted.labels.tolist().count(0) == 1
@@ -166,7 +169,7 @@ def test_with_k_at_the_length_training_is_that_of_exact_attention():
 
 
 def test_both_kinds_of_attention_start_from_the_same_weights_and_see_the_same_batches(monkeypatch):
-    seen, batches = [], encoder._batches
+    seen, batches = [], runs._batches
 
     def watched(rows, settings, seed):
         seen.append([])
@@ -174,7 +177,7 @@ def test_both_kinds_of_attention_start_from_the_same_weights_and_see_the_same_ba
             seen[-1].append(batch.tolist())
             yield batch
 
-    monkeypatch.setattr(encoder, "_batches", watched)
+    monkeypatch.setattr(runs, "_batches", watched)
     still = replace(QUICK, rate=0.0)  # so that the weights at the end are those at the beginning
     exact, sparse = (
         train_encoder(made_task(), name, still, seed=5)[0].state_dict()

@@ -1,1 +1,0 @@
-"""Tasks for training small classifiers from scratch: sequences of symbols and their classes."""
