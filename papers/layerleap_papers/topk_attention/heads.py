@@ -161,7 +161,7 @@ def _run(context: SparsityContext) -> study.Tables:
     n_layers, n_heads = needed.shape[1:]
     spread = observed["effective"] / rows.visible[:, None, None].clamp_min(1)
     estimates = {
-        name: rows.estimates(values.flatten(1), ANY if name == "needed" else SHARE)
+        name: rows.estimates(values.flatten(1), ANY if name in ("needed", "effective") else SHARE)
         for name, values in {**observed, "spread": spread}.items()
     }
     heads = []
