@@ -45,6 +45,7 @@ BENCHMARKS = (
     "icl_study",
     "coverage",
     "ridge",
+    "patchscope",
 )
 
 
