@@ -2,11 +2,13 @@
 
 The answer is known: the token itself. States of the last token of texts that end in a word are read
 at every layer; a method is right if its first token is that word. In: news. Out:
-build/patchscope.csv, with hits by method and layer; and a row for the mean over layers.
+build/patchscope.csv, with hits by method and layer, and a picture of it; and a row for the mean
+over layers.
 """
 
 import csv
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from common import BUILD, MODEL, Row
@@ -14,6 +16,7 @@ from common import BUILD, MODEL, Row
 import layerleap as ll
 from layerleap.act.patchscope import patchscope
 from layerleap.lens.intervals import wilson
+from layerleap.show.figures.canvas import drawing, new_figure, to_png
 
 FIT_TEXTS, WORDS, TOKENS = 1500, 40, 24  # tokens of a text, before its word
 TARGETS = (5, 10, 15, 20)  # layers that states are mapped to
@@ -49,15 +52,16 @@ def run(*, smoke: bool) -> list[Row]:
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
+    _draw(table, target.with_suffix(".png"))
     means = {
         name: sum(row["share"] for row in table if row["method"] == name) / (model.n_layers + 1)
-        for name in ("none", "logit lens")
+        for name in ("patchscope", "logit lens")
     }
     detail = {"note": "mean share of layers at which the token is read", "words": len(prompts)}
     return [
         Row(
             "patchscope_token",
-            means["none"],
+            means["patchscope"],
             means["logit lens"],
             "share",
             1.0,
@@ -65,6 +69,22 @@ def run(*, smoke: bool) -> list[Row]:
             detail=detail,
         )
     ]
+
+
+def _draw(table: list[dict[str, Any]], file: Path) -> None:
+    with drawing():
+        figure = new_figure(7.2, 3.4)
+        axes = figure.subplots()
+        for method in dict.fromkeys(row["method"] for row in table):
+            rows = [row for row in table if row["method"] == method]
+            layers = [row["layer"] for row in rows]
+            lines = axes.plot(layers, [row["share"] for row in rows], label=method)
+            if method == "patchscope":
+                ends = [row["low"] for row in rows], [row["high"] for row in rows]
+                axes.fill_between(layers, *ends, color=lines[0].get_color(), alpha=0.15, lw=0)
+        axes.set(xlabel="layer of the state", ylabel="share of tokens read", ylim=(-0.02, 1.02))
+        axes.legend(fontsize=7, frameon=False)
+        file.write_bytes(to_png(figure))
 
 
 def _prompts(model: Any, words: int) -> Iterator[list[int]]:
@@ -89,11 +109,11 @@ def _answers(
     """(method, layer, first token) of the last state of one text."""
     first = {"n_tokens": 1, "progress": False}
     for row in patchscope(model, ids, **first).lines:
-        yield "none", row["layer"], (row["ids"] or [-1])[0]
+        yield "patchscope", row["layer"], (row["ids"] or [-1])[0]
     for to in targets:
         how = {"map": "linear", "bank": bank, "target_layer": to, "layer": range(to + 1)}
         for row in patchscope(model, ids, **how, **first).lines:
-            yield f"linear map to layer {to}", row["layer"], (row["ids"] or [-1])[0]
+            yield f"patchscope, mapped to layer {to}", row["layer"], (row["ids"] or [-1])[0]
     readings = ll.Lens(model, bank).read(ids, positions=[-1], top_k=1)
     for name, title in (("logit", "logit lens"), ("linear", "linear lens")):
         for layer in range(model.n_layers + 1):
