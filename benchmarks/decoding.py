@@ -272,11 +272,7 @@ def _decoders(
         "tried": early.tried,
         "live": early.live,
     }
-    return made, {
-        "sides": list(made),
-        "pass_cost": cost.to_dict(),
-        "early": said,
-    }
+    return made, {"sides": list(made), "pass_cost": cost.to_dict(), "early": said}
 
 
 def _sides(decoders: dict[str, Any], *, with_slow: bool) -> list[tuple[str, dict[str, Any]]]:

@@ -8,17 +8,7 @@ from common import Row, rows_by_role, study_row
 from layerleap_papers.beyond_the_top1 import STUDY, SaturationSettings
 from layerleap_papers.beyond_the_top1.saturation_settings import SIZES
 
-ASKED = (
-    "n_fit",
-    "n_read",
-    "k",
-    "draws",
-    "walk_share",
-    "permutations",
-    "cells",
-    "pairs",
-    "prompts",
-)
+ASKED = ("n_fit", "n_read", "k", "draws", "walk_share", "permutations", "cells", "pairs", "prompts")
 SMALL = ("--quick", "--fit-texts", "60", "--read-texts", "40")
 
 

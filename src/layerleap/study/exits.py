@@ -347,10 +347,7 @@ def exit_rows(
                     yield {**point, "panel": f"{panel}, {CLOSE_UP_PANEL}"}
 
 
-FLOPS_MARKS = (
-    Mark("x", 1.0, "costs more than\n not exiting", to=64.0),
-    Mark("x", 1.0),
-)
+FLOPS_MARKS = (Mark("x", 1.0, "costs more than\n not exiting", to=64.0), Mark("x", 1.0))
 
 
 def saved_table(key: str = "exits-saved-table") -> Table:

@@ -39,8 +39,7 @@ def fit(
         preflight.choice("pairs", ("final", "all")),
     ] = "final",
     parts: Annotated[
-        bool,
-        typer.Option("--parts", help="Also fit maps that replace attention, FFN and norms."),
+        bool, typer.Option("--parts", help="Also fit maps that replace attention, FFN and norms.")
     ] = False,
     cutting: Cutting = Cutting(),
     starts: Starts = None,
@@ -170,9 +169,7 @@ Folder = Annotated[
     Path, typer.Argument(exists=True, file_okay=False, help="Folder with the published maps.")
 ]
 Of = Annotated[
-    str,
-    typer.Option("--model", "-m", help="The model the maps belong to."),
-    Check(preflight.model),
+    str, typer.Option("--model", "-m", help="The model the maps belong to."), Check(preflight.model)
 ]
 
 

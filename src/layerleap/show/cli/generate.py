@@ -49,8 +49,7 @@ def generate(
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Maximum number of tokens.")] = 60,
     stop: Annotated[
-        list[str] | None,
-        typer.Option(help="Stop after this string. Can be given several times."),
+        list[str] | None, typer.Option(help="Stop after this string. Can be given several times.")
     ] = None,
     exit: Annotated[
         str | None,

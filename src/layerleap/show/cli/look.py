@@ -115,11 +115,7 @@ def tasks(
         out.print(rows_table(TASKS, rows) if model is None else accuracy_table(rows))
 
 
-def check(
-    model: Model,
-    loading: Loading = Loading(),
-    json: Json = False,
-) -> None:
+def check(model: Model, loading: Loading = Loading(), json: Json = False) -> None:
     """Verify that MODEL can be read: run all laws; exit code 0 only if all of them hold.
 
     No tokenizer is needed.

@@ -10,11 +10,7 @@ from layerleap.study.figures import LENSES, Axis, Figure, Line, short
 if TYPE_CHECKING:
     from layerleap.lens.evaluate import Evaluation
 
-TITLES = {
-    "precision@1": "Precision@1",
-    "kl": "KL, nats",
-    "r2": "R\u00b2",
-}
+TITLES = {"precision@1": "Precision@1", "kl": "KL, nats", "r2": "R\u00b2"}
 LEAD = (
     "Precision@k: how often a map's top token is among the model's top k. Surprisal: -ln of the "
     "probability that the model gives to the map's top token. KL(model || map): how far the whole "

@@ -22,10 +22,7 @@ def run(context: SuitabilityContext) -> Tables:
     tested = candidates.checked_everywhere(plans)
     tested += [] if best is None or best in tested else [best]
     rules = [
-        {
-            **candidates.outcome(plan, rows, prices, s.tolerance, s.delta),
-            "chosen": plan == best,
-        }
+        {**candidates.outcome(plan, rows, prices, s.tolerance, s.delta), "chosen": plan == best}
         for plan in tested
     ]
     chosen = next((row for row in rules if row["chosen"]), None)
