@@ -8,10 +8,11 @@ inside the commands that need it, so that --help is fast.
 from typing import Annotated
 
 import typer
+from typer import Exit, Option
 
 import layerleap
 from layerleap.show.cli import concepts, fit, look
-from layerleap.show.cli.compare.commands import align, diff
+from layerleap.show.cli.compare import align, diff
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
@@ -57,29 +58,17 @@ app.add_typer(import_app, name="import")
 
 
 @app.callback(invoke_without_command=True)
-def _top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def _top(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     if version:
         out.print(f"layerleap {layerleap.__version__}", highlight=False)
-        raise typer.Exit
+        raise Exit
 
 
-LOOKING = (
-    look.models,
-    look.tasks,
-    look.check,
-    look.read,
-    look.card,
-    concepts.index,
-    concepts.search,
-)
-for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, generate):
+LOOKING = (look.models, look.tasks, look.check, look.read, look.card)
+CONCEPTS = (concepts.index, concepts.search)
+BANKS = (fit.fit, fit.merge, evaluate, look.saturation, generate)
+for command in (*LOOKING, *CONCEPTS, *BANKS, align, diff, debug, weights):
     app.command()(grouped(command))
-app.command()(grouped(align))
-app.command()(grouped(diff))
-app.command()(grouped(debug))
-app.command()(grouped(weights))
 app.command("tune")(grouped(tune_command))
 app.command("finetune")(grouped(finetune_command))
 import_app.command("mat")(grouped(fit.import_mat))
