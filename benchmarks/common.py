@@ -42,15 +42,14 @@ DEMO = (
 
 @dataclass(frozen=True)
 class Row:
-    """One bar: what was measured on both sides, what was wanted, and whether it holds."""
+    """What was measured on both sides, and a threshold for their ratio, or for ours alone."""
 
     name: str
     ours: float
-    peer: float | None  # None where the bar is absolute
+    peer: float | None  # None: the threshold is for ours
     unit: str
-    bar: float
-    sense: Literal["<=", ">="]  # how the judged number must lie to the bar
-    judged: Literal["ratio", "ours"] = "ratio"
+    at_most: float | None = None
+    at_least: float | None = None
     over: Literal["ours/peer", "peer/ours"] = "ours/peer"
     detail: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,11 +62,21 @@ class Row:
         return top / bottom
 
     @property
+    def bar(self) -> float:
+        """The threshold."""
+        [bar] = (bar for bar in (self.at_most, self.at_least) if bar is not None)
+        return bar
+
+    @property
+    def sense(self) -> str:
+        """How the number must lie to the threshold."""
+        return ">=" if self.at_most is None else "<="
+
+    @property
     def holds(self) -> bool:
-        """Whether the bar is met."""
-        value = self.ratio if self.judged == "ratio" else self.ours
-        assert value is not None
-        return value <= self.bar if self.sense == "<=" else value >= self.bar
+        """Whether the threshold is met."""
+        value = self.ours if self.ratio is None else self.ratio
+        return value >= self.bar if self.at_most is None else value <= self.bar
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the detail says how the numbers came about, and where."""
@@ -80,7 +89,7 @@ class Row:
             "bar": self.bar,
             "holds": self.holds,
             "sense": self.sense,
-            "judged": self.judged,
+            "judged": "ours" if self.peer is None else "ratio",
             "over": self.over,
             "machine": machine(),
         }
@@ -238,7 +247,7 @@ def study_row(
         "peak_mib": took["peak_mib"],
     }
     minutes = took["seconds"] / 60
-    return Row(f"{name}_study", minutes, None, "minutes", bar, "<=", judged="ours", detail=detail)
+    return Row(f"{name}_study", minutes, None, "minutes", at_most=bar, detail=detail)
 
 
 def rows_by_role(found: Any) -> dict[str, Any]:

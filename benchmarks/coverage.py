@@ -106,11 +106,7 @@ def run(*, smoke: bool) -> list[Row]:
         "draws": draws,
         "n": len(real),
     }
-    return [
-        Row(
-            "evaluate_coverage", by_size[20], None, "share", BAR, ">=", judged="ours", detail=detail
-        )
-    ]
+    return [Row("evaluate_coverage", by_size[20], None, "share", at_least=BAR, detail=detail)]
 
 
 def _row(

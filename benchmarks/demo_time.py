@@ -24,9 +24,7 @@ def _help(smoke: bool) -> Row:
         median(samples),
         None,
         "seconds",
-        0.5,
-        "<=",
-        judged="ours",
+        at_most=0.5,
         detail={"samples": samples, "n": len(samples), "note": "layerleap --help, median"},
     )
 
@@ -43,8 +41,6 @@ def _demo(out: Path, smoke: bool) -> Row:
         seconds,
         None,
         "seconds",
-        360.0,
-        "<=",
-        judged="ours",
+        at_most=360.0,
         detail={"samples": [seconds], "n": 1, "note": "make demo's command, everything cached"},
     )

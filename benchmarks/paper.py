@@ -27,24 +27,6 @@ def run(*, smoke: bool) -> list[Row]:
         "sections": [row["key"] for row in found["sections"]],
     }
     return [
-        Row(
-            "study_time",
-            seen["seconds"] / 60,
-            None,
-            "minutes",
-            45.0,
-            "<=",
-            judged="ours",
-            detail=detail,
-        ),
-        Row(
-            "study_memory",
-            seen["peak_mib"],
-            None,
-            "MiB",
-            4096.0,
-            "<=",
-            judged="ours",
-            detail=detail,
-        ),
+        Row("study_time", seen["seconds"] / 60, None, "minutes", at_most=45.0, detail=detail),
+        Row("study_memory", seen["peak_mib"], None, "MiB", at_most=4096.0, detail=detail),
     ]

@@ -44,7 +44,7 @@ def run(*, smoke: bool) -> list[Row]:
         "seconds_to_choose": round(sum(row["seconds"] for row in own), 1),
         "layers": len(own),
     }
-    return [Row("ridge_chosen", chosen, none, "nats", 1.0, "<=", detail=detail)]
+    return [Row("ridge_chosen", chosen, none, "nats", at_most=1.0, detail=detail)]
 
 
 def _rows(model: Any, text: str, positions: str, **how: Any) -> Iterator[tuple[list[Any], Any]]:

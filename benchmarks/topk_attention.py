@@ -100,8 +100,7 @@ def _memory_rows(peaks: dict[str, dict[int, float]]) -> list[Row]:
             ours[longest],
             peaks["eager"][longest],
             "MiB",
-            20,
-            ">=",
+            at_least=20,
             over="peer/ours",
             detail={**detail, "note": f"{note}; eager (peer) at the longest length it can run"},
         ),
@@ -110,9 +109,7 @@ def _memory_rows(peaks: dict[str, dict[int, float]]) -> list[Row]:
             _exponent(ours),
             None,
             "exponent of length",
-            1.1,
-            "<=",
-            "ours",
+            at_most=1.1,
             detail={**detail, "note": f"{note}; memory grows as length to this power"},
         ),
     ]
@@ -137,23 +134,23 @@ def _time_row(lengths: tuple[int, ...], smoke: bool) -> Row:
         for length, own in medians.items()
     }
     worst = max(lengths, key=lambda n: medians[n]["top-k"] / medians[n][peers[n]])
+    detail = {
+        "note": f"forward and backward of one layer over {worst} tokens, the length at which "
+        "the ratio is worst; exact attention in chunks (peer) is the faster of ours and of "
+        "eager attention that is checkpointed chunk by chunk",
+        "peers": peers,
+        "seconds": medians,
+        "samples": times,
+        "k": K,
+        "chunk": CHUNK,
+    }
     return Row(
         "topk_time",
         medians[worst]["top-k"],
         medians[worst][peers[worst]],
         "seconds",
-        1.5,
-        "<=",
-        detail={
-            "note": f"forward and backward of one layer over {worst} tokens, the length at which "
-            "the ratio is worst; exact attention in chunks (peer) is the faster of ours and of "
-            "eager attention that is checkpointed chunk by chunk",
-            "peers": peers,
-            "seconds": medians,
-            "samples": times,
-            "k": K,
-            "chunk": CHUNK,
-        },
+        at_most=1.5,
+        detail=detail,
     )
 
 
@@ -188,19 +185,11 @@ def _closeness(length: int) -> Row:
         results.append([output, *(tensor.grad for tensor in inputs)])
     gaps = [float((a - b).abs().max()) for a, b in zip(*results, strict=True)]
     assert all(torch.isfinite(tensor).all() for tensor in results[0])
-    return Row(
-        "topk_closeness",
-        gaps[0],
-        None,
-        "largest difference",
-        1e-5,
-        "<=",
-        "ours",
-        detail={
-            "note": f"k at the length ({length}) against sdpa, float32",
-            "gradients": dict(zip(("query", "key", "value"), gaps[1:], strict=True)),
-        },
-    )
+    detail = {
+        "note": f"k at the length ({length}) against sdpa, float32",
+        "gradients": dict(zip(("query", "key", "value"), gaps[1:], strict=True)),
+    }
+    return Row("topk_closeness", gaps[0], None, "largest difference", at_most=1e-5, detail=detail)
 
 
 def _inputs(length: int) -> list[Any]:
@@ -297,8 +286,7 @@ def _decoding_rows(smoke: bool) -> list[Row]:
             ours["tokens_per_second"],
             peer["tokens_per_second"],
             "tokens/s",
-            1,
-            ">=",
+            at_least=1,
             detail={**detail, "note": note + "page selection (ours) and sdpa (peer)"},
         ),
         Row(
@@ -306,9 +294,7 @@ def _decoding_rows(smoke: bool) -> list[Row]:
             ours["agreement"],
             None,
             "agreement",
-            AGREEMENT,
-            ">=",
-            "ours",
+            at_least=AGREEMENT,
             detail={**detail, "note": note + "steps at which both choose the same token"},
         ),
     ]
