@@ -21,18 +21,10 @@ LEAD = (
 
 def evaluation_figure(evaluation: "Evaluation") -> str:
     """The scores by layer as SVG: one panel per metric, one line per map."""
+    keys = {"x": "layer", "y": "value", "line": "map"}
     rows = [
-        {
-            "x": row["layer"],
-            "y": row["value"],
-            "low": row["low"],
-            "high": row["high"],
-            "panel": TITLES[metric],
-            "line": row["map"],
-            "rows": row["rows"],
-            "documents": row["documents"],
-        }
-        for metric in TITLES
+        {**row, **{key: row[name] for key, name in keys.items()}, "panel": title}
+        for metric, title in TITLES.items()
         for row in evaluation.scores
         if row["metric"] == metric and row["layer"] < evaluation.n_layers
     ]
