@@ -12,7 +12,7 @@ from layerleap.files import read_json
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Is mat's agreement above id's at every layer, and its train error never above id's?"""
+    """Do linear shortcuts agree more than the logit lens at every layer, with no larger error?"""
     study = read_json(_study_file(smoke))
     return [_agreement(study), _train_error(study["tables"]["fits"])]
 
@@ -34,11 +34,12 @@ def _agreement(study: dict[str, Any]) -> Row:
         for row in scores
         if row["metric"] == "precision@1" and row["read"] == text and row["fit"] in (text, "-")
     }
-    above = [layer for layer in range(last) if value["mat", layer] > value["id", layer]]
+    above = [layer for layer in range(last) if value["linear", layer] > value["logit", layer]]
     detail = {
-        "note": "layers before the last where mat agrees with the model more often than id",
+        "note": "layers before the last where linear shortcuts agree with the model more often "
+        "than the logit lens",
         "samples": {
-            name: [value[name, layer] for layer in range(last + 1)] for name in ("mat", "id")
+            name: [value[name, layer] for layer in range(last + 1)] for name in ("linear", "logit")
         },
         "not_above": [layer for layer in range(last) if layer not in above],
         "n": next(row["rows"] for row in scores if row["read"] == text),
