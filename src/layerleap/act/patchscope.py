@@ -27,6 +27,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.results.base import Result
 from layerleap.results.columns import Column, Row, Table
+from layerleap.results.head import PageHead
 
 # Repeats words, so that a state is read as a word. Five examples: with three, small models repeat
 # the last example instead.
@@ -93,6 +94,17 @@ class Patchscope(Result):
         return (
             f"{self.tokens[self.position]!r} at position {self.position}, read in place of "
             f"{where!r} in {''.join(self.target)!r}"
+        )
+
+    def head(self, model: str, text: str) -> PageHead:
+        """What a page says around it."""
+        return PageHead(
+            kicker="patchscope",
+            title=("What the states of", model, "say"),
+            facts=(f"{len(self.lines)} layers", f"position {self.position}"),
+            heading="Layer by layer",
+            lead="The state of one token is put into another prompt, and the model writes on.",
+            text=text,
         )
 
 
