@@ -12,14 +12,7 @@ from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, wr
 
 
 @Check
-def _layers(layers: list[int], arguments: Arguments) -> None:
-    """The layers exist."""
-    for layer in layers:
-        arguments.model.check_layer(layer)
-
-
-@Check
-def _target_layer(layer: int, arguments: Arguments) -> None:
+def _layer(layer: int, arguments: Arguments) -> None:
     """The layer exists."""
     arguments.model.check_layer(layer)
 
@@ -38,7 +31,7 @@ def patchscope(
         int, Option(help="The token whose state is read, negative from the end.")
     ] = -1,
     layer: Annotated[
-        list[int] | None, Option(help="The layer of the state; repeat it. All by default."), _layers
+        list[int] | None, Option(help="The layer of the state; repeat it. All by default."), _layer
     ] = None,
     target: Annotated[
         str | None,
@@ -50,7 +43,7 @@ def patchscope(
     target_layer: Annotated[
         int | None,
         Option(help="The layer at which the state goes in. By default, the one it comes from."),
-        _target_layer,
+        _layer,
     ] = None,
     map: Annotated[
         str,
