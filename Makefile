@@ -95,7 +95,7 @@ results: demo ## Update the figures and numbers shown in the README and docs (ha
 	$(BIN)/layerleap align smollm2 smollm2-reviews > build/compare/align-tuned.txt
 	$(BIN)/layerleap diff smollm2 smollm2-reviews --html build/compare/diff.html > build/compare/diff.txt
 	cp build/compare/*.txt docs/results/compare/
-	for file in bench.json coverage.csv ridge.csv; do \
+	for file in bench.json coverage.csv ridge.csv patchscope.csv patchscope.png; do \
 	  if [ -f build/$$file ]; then cp build/$$file docs/results/; fi; \
 	done
 

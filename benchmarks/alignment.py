@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import MODEL, Row, timed
+from common import MODEL, Row, child, timed, tiny
 
 from layerleap.memory import peak_memory
 
@@ -28,53 +28,49 @@ def _seconds(smoke: bool) -> Row:
 
     from layerleap import Transformer, align, load
 
-    a, b = (_tiny(seed) if smoke else load(MODEL, dtype=torch.float32) for seed in (0, 1))
+    torch.manual_seed(0)
+    a, b = (
+        tiny(f"tiny {number}", vocabulary=300, layers=3)
+        if smoke
+        else load(MODEL, dtype=torch.float32)
+        for number in (0, 1)
+    )
     if not smoke:
-        torch.manual_seed(0)
         with torch.no_grad():
             for parameter in b.model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.1 * float(parameter.std()))
         b = Transformer.wrap(b.model, b.tokenizer, name=f"{MODEL}, with noise")
-    found: list[Any] = []
-    seconds = timed(lambda: found.append(align(a, b, progress=False)))
+    results: list[Any] = []
+    seconds = timed(lambda: results.append(align(a, b, progress=False)))
     matchings = {
-        f"{one.kind}, {one.space}, {one.measure}": [one.hits, one.smallest_margin]
-        for one in found[0].matchings
+        f"{matching.kind}, {matching.space}, {matching.measure}": [
+            matching.hits,
+            matching.smallest_margin,
+        ]
+        for matching in results[0].matchings
     }
     detail = {
         "note": "all kinds of vectors, both measures, with the control in raw coordinates; the "
         "second model is the first with noise of a tenth of each weight's spread",
         "layers": a.n_layers,
-        "notes": found[0].notes,
+        "notes": results[0].notes,
         "hits and smallest margin": matchings,
     }
-    return Row("align_seconds", seconds, None, "seconds", 120, "<=", "ours", detail=detail)
+    return Row("align_seconds", seconds, None, "seconds", at_most=120, detail=detail)
 
 
 def _memory(smoke: bool) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         peaks = {}
         for depth in (2, 3) if smoke else DEPTHS:
-            command = [sys.executable, __file__, folder, str(depth), *(["smoke"] if smoke else [])]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise RuntimeError(f"comparing checkpoints failed ({done.returncode}): {last}")
-            peaks[depth] = float(done.stdout.strip().splitlines()[-1])
+            peaks[depth] = child(__file__, folder, depth, *(["smoke"] if smoke else []))
     shallow, deep = peaks.values()
-    return Row(
-        "diff_memory",
-        deep,
-        shallow,
-        "MiB",
-        1.1,
-        "<=",
-        detail={
-            "note": "peak resident memory of comparing two checkpoints of 16 blocks (ours) and of "
-            "4 (peer), libraries included; 1,024 wide, float32",
-            "peaks": {str(depth): peak for depth, peak in peaks.items()},
-        },
-    )
+    detail = {
+        "note": "peak resident memory of comparing two checkpoints of 16 blocks (ours) and of "
+        "4 (peer), libraries included; 1,024 wide, float32",
+        "peaks": {str(depth): peak for depth, peak in peaks.items()},
+    }
+    return Row("diff_memory", deep, shallow, "MiB", at_most=1.1, detail=detail)
 
 
 def compare(folder: Path, depth: int, smoke: bool) -> None:
@@ -105,23 +101,6 @@ def make(target: Path, depth: int, seed: int, smoke: bool) -> None:
         num_attention_heads=8,
     )
     LlamaForCausalLM(config).save_pretrained(target)
-
-
-def _tiny(seed: int) -> Any:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from layerleap import Transformer
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-    )
-    return Transformer.wrap(LlamaForCausalLM(config).eval(), name=f"tiny {seed}")
 
 
 if __name__ == "__main__":

@@ -3,54 +3,43 @@
 In: functions to time. Out: `Row`s, merged by name into one JSON file, and a table.
 """
 
+import csv
 import gc
+import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from layerleap.files import read_json, write_json
+from layerleap.memory import peak_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 MODEL = "smollm2"
 SOME_SECTIONS_FAILED = 3  # exit code of a study; one with little text leaves sections out
-DEMO = (
-    "study",
-    "shortcuts",
-    MODEL,
-    "--text",
-    "wikipedia",
-    "--other",
-    "news",
-    "--fit-texts",
-    "3500",
-    "--read-texts",
-    "700",
-    "--sections",
-    "exits",
-)
+_DEMO = f"study shortcuts {MODEL} --text wikipedia --other news --fit-texts 3500 --read-texts 700"
+DEMO = (*_DEMO.split(), "--sections", "exits")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One bar: what was measured on both sides, what was wanted, and whether it holds."""
+    """What was measured on both sides, and a threshold for their ratio, or for ours alone."""
 
     name: str
     ours: float
-    peer: float | None  # None where the bar is absolute
+    peer: float | None  # None: the threshold is for ours
     unit: str
-    bar: float
-    sense: Literal["<=", ">="]  # how the judged number must lie to the bar
-    judged: Literal["ratio", "ours"] = "ratio"
+    at_most: float | None = None
+    at_least: float | None = None
     over: Literal["ours/peer", "peer/ours"] = "ours/peer"
     detail: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,11 +52,21 @@ class Row:
         return top / bottom
 
     @property
+    def bar(self) -> float:
+        """The threshold."""
+        [bar] = (bar for bar in (self.at_most, self.at_least) if bar is not None)
+        return bar
+
+    @property
+    def sense(self) -> str:
+        """How the number must lie to the threshold."""
+        return ">=" if self.at_most is None else "<="
+
+    @property
     def holds(self) -> bool:
-        """Whether the bar is met."""
-        value = self.ratio if self.judged == "ratio" else self.ours
-        assert value is not None
-        return value <= self.bar if self.sense == "<=" else value >= self.bar
+        """Whether the threshold is met."""
+        value = self.ours if self.ratio is None else self.ratio
+        return value >= self.bar if self.at_most is None else value <= self.bar
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the detail says how the numbers came about, and where."""
@@ -80,7 +79,7 @@ class Row:
             "bar": self.bar,
             "holds": self.holds,
             "sense": self.sense,
-            "judged": self.judged,
+            "judged": "ours" if self.peer is None else "ratio",
             "over": self.over,
             "machine": machine(),
         }
@@ -146,12 +145,12 @@ def interleave(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[s
 
     A machine that slows down or warms up then does so for all sides alike.
     """
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         names = list(sides)
         for name in names if number % 2 == 0 else reversed(names):
-            found[name].append(timed(partial(sides[name], number)))
-    return found
+            seconds[name].append(timed(partial(sides[name], number)))
+    return seconds
 
 
 def median(samples: Iterable[float]) -> float:
@@ -177,73 +176,50 @@ def demo_arguments(out: Path, smoke: bool) -> tuple[str, ...]:
     return (*(small.get(word, word) for word in DEMO), "--out", str(out))
 
 
-def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]) -> Any:
-    """`study.json` of a folder, if one run made all of it; else `command` makes it anew.
-
-    Args:
-        folder: where the report is, or will be.
-        command: what makes it.
-        is_wanted: whether the settings that it was made with are those asked for; among them
-            `quick`, the `method` of the study, and `sections`, those that could run.
-    """
-    path = folder / "study.json"
-    if path.is_file():
-        found = read_json(path)
-        run, sections = found.get("run", {}), found.get("sections", [])
-        ran = [section["key"] for section in sections if section["status"] == "done"]
-        settings = {**found["settings"], "quick": run.get("quick"), "sections": ran}
-        settings["method"] = run.get("method")
-        if run.get("whole", False) and is_wanted(settings):
-            return found
-    # What an interrupted run has finished would be taken over, and its time not counted.
-    shutil.rmtree(folder / ".work", ignore_errors=True)
-    layerleap(*command, "--out", str(folder), fine=(0, SOME_SECTIONS_FAILED))
-    return read_json(path)
+def child(file: str, *words: object, env: Mapping[str, str] | None = None) -> Any:
+    """What a script prints last, as JSON; a peak of memory is that of a process of its own."""
+    command = [sys.executable, file, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"{Path(file).name} {' '.join(map(str, words))} failed: {last}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def study_row(
-    made: Any,
-    wanted: Mapping[str, Any],
-    asked: Sequence[str],
-    small: Sequence[str],
-    bar: float,
-    *,
-    smoke: bool,
-    about: Callable[[Any], Mapping[str, Any]],
-) -> Row:
-    """Minutes that a study takes with its defaults, from `study.json` of a whole run.
-
-    Args:
-        made: the study.
-        wanted: its default settings, resolved for the bundled model.
-        asked: names of those that must be the same; they are listed in the row.
-        small: options of a smoke run.
-        bar: minutes, at most.
-        about: what else the row says, from `study.json`.
-    """
-    name = made.name
-    whole = {key: wanted[key] for key in asked}
-    whole |= {"quick": False, "sections": [section.key for section in made.sections]}
-    whole["method"] = made.method
-    found = study(
-        BUILD / (f"bench-smoke-{name}" if smoke else name) / MODEL,
-        ("study", name, MODEL, *(small if smoke else ())),
-        lambda settings: smoke or all(settings[key] == value for key, value in whole.items()),
-    )
-    took, settings = found["run"], found["settings"]
-    detail = {
-        "note": f"layerleap study {name} with its defaults, model and data already cached",
-        "settings": {key: settings[key] for key in asked},
-        **about(found),
-        "peak_mib": took["peak_mib"],
-    }
-    minutes = took["seconds"] / 60
-    return Row(f"{name}_study", minutes, None, "minutes", bar, "<=", judged="ours", detail=detail)
+def child_peaks(file: str, texts: int, times: int, rounds: int) -> dict[int, list[float]]:
+    """Peaks that a script prints for so many texts, and for `times` as many, in turn."""
+    samples: dict[int, list[float]] = {texts: [], texts * times: []}
+    for number in range(rounds):
+        for size in sorted(samples, reverse=bool(number % 2)):
+            samples[size].append(child(file, size))
+    return samples
 
 
-def rows_by_role(found: Any) -> dict[str, Any]:
-    """How many rows a study fitted on and read."""
-    return {"rows": {row["role"]: row["rows"] for row in found["data"]}}
+def fresh_peak() -> float:
+    """MiB in use, where the system lets the peak of this process start anew; else the old peak."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak_memory() or 0.0
+
+
+def tiny(name: str = "tiny", *, vocabulary: int, layers: int = 2, tokenizer: Any = None) -> Any:
+    """A small random model, for smoke runs."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from layerleap import Transformer
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers}
+    config = LlamaConfig(vocab_size=vocabulary, num_attention_heads=4, **sizes)
+    return Transformer.wrap(LlamaForCausalLM(config).eval(), tokenizer, name=name)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def record(path: Path, rows: Iterable[Row]) -> None:

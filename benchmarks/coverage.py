@@ -8,7 +8,6 @@ The intervals were chosen on other made-up documents than these (log-normal size
 shares of 50, 90 and 99 %), and not changed after these were measured.
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import BUILD, MODEL, Row
+from common import BUILD, MODEL, Row, write_table
 from torch import Tensor
 
 from layerleap.lens.intervals import ANY, POSITIVE, SHARE, Bounds, Estimate, mean_interval
@@ -88,12 +87,7 @@ def run(*, smoke: bool) -> list[Row]:
     """Write the table; the row says how often the intervals of `evaluate` hold the truth."""
     draws = SMOKE_DRAWS if smoke else DRAWS
     table = [*_made_up(draws), *_real(draws, smoke=smoke)]
-    target = BUILD / ("coverage-smoke.csv" if smoke else "coverage.csv")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
+    write_table(BUILD / ("coverage-smoke.csv" if smoke else "coverage.csv"), table)
     real = [row for row in table if row["from"] == MODEL]
     by_size = {
         size: float(np.mean([row["covered"] for row in real if row["documents"] == size]))
@@ -106,11 +100,7 @@ def run(*, smoke: bool) -> list[Row]:
         "draws": draws,
         "n": len(real),
     }
-    return [
-        Row(
-            "evaluate_coverage", by_size[20], None, "share", BAR, ">=", judged="ours", detail=detail
-        )
-    ]
+    return [Row("evaluate_coverage", by_size[20], None, "share", at_least=BAR, detail=detail)]
 
 
 def _row(

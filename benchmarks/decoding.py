@@ -114,9 +114,7 @@ def _run_narrow(smoke: bool) -> Iterator[Row]:
         ours,
         None,
         "per 1,000 tokens",
-        min(found.values()),
-        "<=",
-        judged="ours",
+        at_most=min(found.values()),
         detail={"fast": fast, "peers": found, "texts": len(texts) // len(sides)},
     )
 
@@ -201,8 +199,7 @@ def _exact_rows(seen: Seen, texts: Texts, suffix: str, bar: float) -> list[Row]:
             speed["exact"],
             speed["generate"],
             unit,
-            bar,
-            ">=",
+            at_least=bar,
             detail=detail,
         ),
         Row(
@@ -210,8 +207,7 @@ def _exact_rows(seen: Seen, texts: Texts, suffix: str, bar: float) -> list[Row]:
             speed["exact"],
             max(peers.values()),
             unit,
-            1.15,
-            ">=",
+            at_least=1.15,
             detail={"peers": peers},
         ),
     ]
@@ -272,11 +268,7 @@ def _decoders(
         "tried": early.tried,
         "live": early.live,
     }
-    return made, {
-        "sides": list(made),
-        "pass_cost": cost.to_dict(),
-        "early": said,
-    }
+    return made, {"sides": list(made), "pass_cost": cost.to_dict(), "early": said}
 
 
 def _sides(decoders: dict[str, Any], *, with_slow: bool) -> list[tuple[str, dict[str, Any]]]:
@@ -352,12 +344,19 @@ def _rows(transformer: Transformer, seen: Seen, texts: Texts, setup: dict[str, A
     early = 0.0 if setup["early"]["rule"]["name"] == "never" else speed["early"]
     return [
         Row(
-            "exact_over_generate", speed["exact"], speed["generate"], unit, 1.5, ">=", detail=detail
+            "exact_over_generate",
+            speed["exact"],
+            speed["generate"],
+            unit,
+            at_least=1.5,
+            detail=detail,
         ),
-        Row("exact_over_fastest", speed["exact"], best, unit, 1.15, ">=", detail={"peers": peers}),
-        Row("loop_over_generate", speed["loop"], speed["generate"], unit, 1.0, ">="),
-        Row("early_over_loop", early, speed["loop inside"], unit, 1.0, ">=", detail=agreed),
-        Row("early_agreement", agreement, None, "share of tokens", 0.95, ">=", judged="ours"),
+        Row(
+            "exact_over_fastest", speed["exact"], best, unit, at_least=1.15, detail={"peers": peers}
+        ),
+        Row("loop_over_generate", speed["loop"], speed["generate"], unit, at_least=1.0),
+        Row("early_over_loop", early, speed["loop inside"], unit, at_least=1.0, detail=agreed),
+        Row("early_agreement", agreement, None, "share of tokens", at_least=0.95),
     ]
 
 

@@ -7,14 +7,11 @@ it takes with the loaded model.
 """
 
 import json
-import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from common import MODEL, Row
+from common import MODEL, Row, child, fresh_peak, tiny
 
 from layerleap.memory import peak_memory
 
@@ -23,19 +20,15 @@ HEAD = "L15.H4"
 
 def run(*, smoke: bool) -> list[Row]:
     """One row each for seconds and memory, of the slower and the larger form."""
-    command = [sys.executable, __file__, *(["smoke"] if smoke else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"searching pairs failed ({done.returncode}): {last}")
-    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    seconds = max(form["seconds"] for form in told["forms"].values())
-    extra = max(form["extra_mib"] for form in told["forms"].values())
-    whole = 4 * told["tokens"] ** 2 / 2**20
-    detail = {"note": f"50 strongest pairs of {MODEL} {HEAD}, all tokens, float32", **told}
+    result = child(__file__, *(["smoke"] if smoke else []))
+    seconds, extra = (
+        max(form[key] for form in result["forms"].values()) for key in ("seconds", "extra_mib")
+    )
+    whole = 4 * result["tokens"] ** 2 / 2**20
+    detail = {"note": f"50 strongest pairs of {MODEL} {HEAD}, all tokens, float32", **result}
     return [
-        Row("head_pairs_seconds", seconds, None, "seconds", 30, "<=", "ours", detail=detail),
-        Row("head_pairs_memory", extra, whole, "MiB", 1024, "<=", "ours", detail=detail),
+        Row("head_pairs_seconds", seconds, None, "seconds", at_most=30, detail=detail),
+        Row("head_pairs_memory", extra, whole, "MiB", at_most=1024, detail=detail),
     ]
 
 
@@ -45,38 +38,20 @@ def search(smoke: bool) -> None:
 
     from layerleap import load, weights
 
-    parameters: Any = weights(_tiny() if smoke else load(MODEL, dtype=torch.float32))
+    parameters: Any = weights(tiny(vocabulary=6000) if smoke else load(MODEL, dtype=torch.float32))
     head, forms = "L1.H0" if smoke else HEAD, {}
     parameters.read(head + ".V0")  # the view of the weights is verified once, on first use
     before = peak_memory() or 0.0
     for form in ("vo", "qk"):
-        with suppress(OSError):  # the peak starts anew, from what is in use
-            Path("/proc/self/clear_refs").write_text("5")
-        base = peak_memory() or 0.0
+        base = fresh_peak()
         started = time.perf_counter()
-        found = parameters.pairs(head, form=form, progress=False)
+        result = parameters.pairs(head, form=form, progress=False)
         forms[form] = {
             "seconds": time.perf_counter() - started,
             "extra_mib": (peak_memory() or 0.0) - base,
-            "first": f"{found.pairs[0].first.label} -> {found.pairs[0].second.label}",
+            "first": f"{result.pairs[0].first.label} -> {result.pairs[0].second.label}",
         }
-    print(json.dumps({"forms": forms, "model_mib": before, "tokens": found.n_tokens}))
-
-
-def _tiny() -> Any:
-    """A small random model without a tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from layerleap import Transformer
-
-    config = LlamaConfig(
-        vocab_size=6000,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    return Transformer.wrap(LlamaForCausalLM(config).eval(), name="tiny")
+    print(json.dumps({"forms": forms, "model_mib": before, "tokens": result.n_tokens}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Both compute the gradients of everything inside the blocks and take a plain step
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from common import MODEL, Row, interleave, median
+from common import MODEL, Row, child, interleave, median
 
 from layerleap.memory import give_back
 
@@ -39,13 +38,13 @@ HOWS = ("plain", "layer-causal", "layer-causal, all positions", "full")
 def run(*, smoke: bool) -> list[Row]:
     """Memory, time and what is learned."""
     width = 64 if smoke else WIDTH
-    peaks = {how: [_child(how, width) for _ in range(1 if smoke else 2)] for how in HOWS}
+    peaks = {how: [child(__file__, how, width) for _ in range(1 if smoke else 2)] for how in HOWS}
     return [_memory_row(peaks, width), _time_row(width, rounds=1 if smoke else 5), _loss_row(smoke)]
 
 
 def _memory_row(peaks: dict[str, list[dict[str, float]]], width: int) -> Row:
     added, whole = (
-        {how: median(one[key] for one in found) for how, found in peaks.items()}
+        {how: median(sample[key] for sample in samples) for how, samples in peaks.items()}
         for key in ("step", "peak")
     )
     note = (
@@ -54,25 +53,9 @@ def _memory_row(peaks: dict[str, list[dict[str, float]]], width: int) -> Row:
         "the library's own loss and backward (peer); 'full' is plain back-propagation of "
         "layerleap, which makes logits a few rows at a time"
     )
-    return Row(
-        "layer_causal_memory",
-        added["layer-causal, all positions"],
-        added["plain"],
-        "MiB",
-        0.5,
-        "<=",
-        detail={"note": note, "added": added, "process": whole, "samples": peaks},
-    )
-
-
-def _child(*words: object) -> dict[str, float]:
-    command = [sys.executable, __file__, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"the step {words!r} failed: {last}")
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    detail = {"note": note, "added": added, "process": whole, "samples": peaks}
+    sides = (added[how] for how in ("layer-causal, all positions", "plain"))
+    return Row("layer_causal_memory", *sides, "MiB", at_most=0.5, detail=detail)
 
 
 class Steps:
@@ -133,7 +116,7 @@ def _time_row(width: int, rounds: int) -> Row:
         steps.run(how)  # what is looked up about a model once does not count
     sides = {how: lambda _, how=how: steps.run(how) for how in HOWS}
     samples = interleave(sides, rounds)
-    middle = {how: median(found) for how, found in samples.items()}
+    middle = {how: median(seconds) for how, seconds in samples.items()}
     note = (
         f"seconds of a step on {width} tokens, gradients of all blocks: layer-causal with losses "
         "below the last layer at one position in 16, the default of ll.finetune (ours), against "
@@ -144,8 +127,7 @@ def _time_row(width: int, rounds: int) -> Row:
         middle["layer-causal"],
         middle["plain"],
         "s",
-        1.5,
-        "<=",
+        at_most=1.5,
         detail={"note": note, "all": middle, "samples": samples},
     )
 
@@ -190,7 +172,7 @@ def _peaks(model: Any, smoke: bool) -> dict[str, Any]:
     last, width = model.n_layers, _options(smoke)["max_tokens"]
 
     def peak(how: str, blocks: int) -> float:
-        return _child(FINETUNE, how, blocks, width)["step"]
+        return child(__file__, FINETUNE, how, blocks, width)["step"]
 
     causal, full = peak("layer-causal", last), peak("full", last)
     if smoke:
@@ -203,18 +185,18 @@ def _slices(smoke: bool) -> tuple[list[str], list[str]]:
     """Two halves of the news: rates are chosen on one, the losses of the other are reported."""
     from layerleap.stream.documents import iter_documents
 
-    found = [one.text for one in islice(iter_documents("news"), 100 if smoke else 4000)]
-    return found[::2], found[1::2]
+    texts = [article.text for article in islice(iter_documents("news"), 100 if smoke else 4000)]
+    return texts[::2], texts[1::2]
 
 
 def _seconds(finetune: Any, ways: dict[str, dict[str, Any]], text: list[str], steps: int) -> Any:
     """Seconds of a step, by way; the first one, which looks things up, does not count."""
-    found = {}
+    seconds = {}
     for name, way in ways.items():
         record = finetune(text=text, steps=steps, check_every=1, tested_tokens=0, **way).record
         ends = [row["seconds"] for row in record][1:]
-        found[name] = median(b - a for a, b in pairwise(ends))
-    return found
+        seconds[name] = median(b - a for a, b in pairwise(ends))
+    return seconds
 
 
 def _loss_row(smoke: bool) -> Row:
@@ -238,14 +220,9 @@ def _loss_row(smoke: bool) -> Row:
     steps = {n: 2 if smoke else max(2, round(SECONDS / each)) for n, each in seconds.items()}
 
     def trained(name: str, text: list[str], rate: float) -> Any:
-        return finetune(
-            text=text,
-            steps=steps[name],
-            check_every=steps[name],
-            learning_rate=rate,
-            tested_tokens=64 if smoke else 2048,
-            **ways[name],
-        ).record
+        how = {"steps": steps[name], "check_every": steps[name], "learning_rate": rate}
+        tested = 64 if smoke else 2048
+        return finetune(text=text, tested_tokens=tested, **how, **ways[name]).record
 
     rates = RATES[:1] if smoke else RATES
     search = {
@@ -264,26 +241,19 @@ def _loss_row(smoke: bool) -> Row:
         f"layer-causal training, at most {ABOVE} times as much. No bar was set for the loss: the "
         "row holds if layer-causal training did not make the model worse"
     )
-    return Row(
-        "layer_causal_loss",
-        loss["layer-causal"],
-        loss["full"],
-        "nats",
-        start,
-        "<=",
-        "ours",
-        detail={
-            "note": note,
-            "losses": loss,
-            "start": start,
-            "rates": best,
-            "steps": steps,
-            "seconds": {name: record[-1]["seconds"] for name, record in records.items()},
-            "step_seconds": seconds,
-            "search": {n: {str(r): v for r, v in by.items()} for n, by in search.items()},
-            "peak_mib": peaks,
-        },
-    )
+    detail = {
+        "note": note,
+        "losses": loss,
+        "start": start,
+        "rates": best,
+        "steps": steps,
+        "seconds": {name: record[-1]["seconds"] for name, record in records.items()},
+        "step_seconds": seconds,
+        "search": {n: {str(r): v for r, v in by.items()} for n, by in search.items()},
+        "peak_mib": peaks,
+    }
+    sides = loss["layer-causal"], loss["full"]
+    return Row("layer_causal_loss", *sides, "nats", at_most=start, detail=detail)
 
 
 def measure(run_: Callable[[], object]) -> dict[str, float]:

@@ -5,18 +5,16 @@ if they are installed in this environment; otherwise `from_pretrained` of transf
 """
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from common import MODEL, Row, median
+from common import MODEL, Row, child, median
 
 from layerleap import zoo
 
 PEERS = ("transformer_lens", "nnterp")
-CHILD = Path(__file__).with_name("ready.py")
+READY = str(Path(__file__).with_name("ready.py"))
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 Samples = dict[str, list[dict[str, float]]]
 
 
@@ -28,34 +26,25 @@ def run(*, smoke: bool) -> list[Row]:
     left_out = {name: "not installed" for name in PEERS if name not in installed}
     for name in installed:  # they need much that pip may not have been able to install
         try:
-            _child(name, folder)
+            child(READY, name, folder, env=ENV)
         except RuntimeError as error:
             sides.remove(name)
             left_out[name] = str(error)
     if not smoke:
-        _child("layerleap", folder)  # warm-up: the weights are in the cache of the system
+        child(
+            READY, "layerleap", folder, env=ENV
+        )  # warm-up: the weights are in the cache of the system
     samples: Samples = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
-            samples[side].append(_child(side, folder))
-    memory = [_child("added", folder) for _ in range(1 if smoke else 2)]
+            samples[side].append(child(READY, side, folder, env=ENV))
+    memory = [child(READY, "added", folder, env=ENV) for _ in range(1 if smoke else 2)]
     weights = (folder / "model.safetensors").stat().st_size / 2**20
     return [_time(samples, left_out), _memory(samples, memory, weights)]
 
 
-def _child(side: str, folder: Path) -> dict[str, float]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(CHILD), side, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"{side} cannot load the model: {last}")
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
 def _medians(samples: Samples, key: str) -> dict[str, float]:
-    return {side: median(one[key] for one in found) for side, found in samples.items()}
+    return {side: median(times[key] for times in samples[side]) for side in samples}
 
 
 def _time(samples: Samples, left_out: dict[str, str]) -> Row:
@@ -63,41 +52,29 @@ def _time(samples: Samples, left_out: dict[str, str]) -> Row:
     peers = {side: seconds[side] for side in PEERS if side in seconds}
     peers = peers or {"transformers": seconds["transformers"]}
     peer = min(peers, key=peers.__getitem__)
+    detail = {
+        "note": f"from the first import to the end of the first prompt, warm: layerleap, with "
+        f"all laws (ours), and {peer}, the fastest peer here (peer); one thread",
+        "seconds": seconds,
+        "until_loaded": _medians(samples, "loaded"),
+        "processor_seconds": _medians(samples, "processor"),
+        "left_out": left_out,
+        "samples": samples,
+        "n": len(samples["layerleap"]),
+    }
     return Row(
-        "ready_time",
-        seconds["layerleap"],
-        peers[peer],
-        "seconds",
-        1.1,
-        "<=",
-        detail={
-            "note": f"from the first import to the end of the first prompt, warm: layerleap, with "
-            f"all laws (ours), and {peer}, the fastest peer here (peer); one thread",
-            "seconds": seconds,
-            "until_loaded": _medians(samples, "loaded"),
-            "processor_seconds": _medians(samples, "processor"),
-            "left_out": left_out,
-            "samples": samples,
-            "n": len(samples["layerleap"]),
-        },
+        "ready_time", seconds["layerleap"], peers[peer], "seconds", at_most=1.1, detail=detail
     )
 
 
 def _memory(samples: Samples, memory: list[dict[str, float]], weights: float) -> Row:
-    own = median(one["ready_mib"] - one["before_mib"] for one in memory)
-    return Row(
-        "ready_memory",
-        own,
-        weights,
-        "MiB",
-        1.2,
-        "<=",
-        detail={
-            "note": "resident memory that a ready model with its tokenizer adds to a process that "
-            "has loaded a tiny model before, so without modules (ours); its weights (peer)",
-            "resident": _medians(samples, "ready_mib"),
-            "resident_until_loaded": _medians(samples, "loaded_mib"),
-            "samples": memory,
-            "n": len(memory),
-        },
-    )
+    added = median(sample["ready_mib"] - sample["before_mib"] for sample in memory)
+    detail = {
+        "note": "resident memory that a ready model with its tokenizer adds to a process that "
+        "has loaded a tiny model before, so without modules (ours); its weights (peer)",
+        "resident": _medians(samples, "ready_mib"),
+        "resident_until_loaded": _medians(samples, "loaded_mib"),
+        "samples": memory,
+        "n": len(memory),
+    }
+    return Row("ready_memory", added, weights, "MiB", at_most=1.2, detail=detail)

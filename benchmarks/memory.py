@@ -3,10 +3,9 @@
 Each fit runs in its own process: `python benchmarks/memory.py N_TEXTS` prints its peak.
 """
 
-import subprocess
 import sys
 
-from common import MODEL, Row, median
+from common import MODEL, Row, child_peaks, median
 
 from layerleap.memory import peak_memory
 
@@ -16,37 +15,16 @@ TIMES = 10  # length of the longer text, relative to the shorter one
 def run(*, smoke: bool) -> list[Row]:
     """Peak memory of a fit on ten times the text, relative to the text itself."""
     texts, rounds = (20, 1) if smoke else (300, 2)
-    samples: dict[int, list[float]] = {texts: [], texts * TIMES: []}
-    for number in range(rounds):
-        for size in sorted(samples, reverse=bool(number % 2)):
-            samples[size].append(_peak_of_child(size))
-    short, long = (median(samples[size]) for size in (texts, texts * TIMES))
-    return [
-        Row(
-            "memory",
-            long,
-            short,
-            "MiB",
-            1.05,
-            "<=",
-            detail={
-                "note": f"peak resident memory of a fit on {TIMES} times the text (ours) and on "
-                "the text (peer); all positions, maps to the last layer, model included",
-                "samples": {str(size): peaks for size, peaks in samples.items()},
-                "n": texts,
-                "positions": "all",
-            },
-        )
-    ]
-
-
-def _peak_of_child(n_texts: int) -> float:
-    command = [sys.executable, __file__, str(n_texts)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"the fit on {n_texts} texts failed: {last}")
-    return float(done.stdout.strip().splitlines()[-1])
+    samples = child_peaks(__file__, texts, TIMES, rounds)
+    short, long = map(median, samples.values())
+    detail = {
+        "note": f"peak resident memory of a fit on {TIMES} times the text (ours) and on "
+        "the text (peer); all positions, maps to the last layer, model included",
+        "samples": {str(size): peaks for size, peaks in samples.items()},
+        "n": texts,
+        "positions": "all",
+    }
+    return [Row("memory", long, short, "MiB", at_most=1.05, detail=detail)]
 
 
 def fit(n_texts: int) -> None:

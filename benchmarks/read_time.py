@@ -33,23 +33,16 @@ def run(*, smoke: bool) -> list[Row]:
     }
     short, long = seconds["short"], seconds["long"]
     tokens = {name: len(transformer.tokenizer(text)["input_ids"]) for name, text in TEXTS.items()}
+    detail = {
+        "note": "ll.read of a short prompt through the logit lens (ours); its states "
+        "captured and passed through the tail (peer); every layer and position, one thread",
+        "tokens": tokens,
+        "long": {**long, "ratio": long["read"] / long["by_hand"]},
+        "samples": samples,
+        "n": len(samples["short"]["read"]),
+    }
     return [
-        Row(
-            "read_time",
-            short["read"],
-            short["by_hand"],
-            "seconds",
-            1.3,
-            "<=",
-            detail={
-                "note": "ll.read of a short prompt through the logit lens (ours); its states "
-                "captured and passed through the tail (peer); every layer and position, one thread",
-                "tokens": tokens,
-                "long": {**long, "ratio": long["read"] / long["by_hand"]},
-                "samples": samples,
-                "n": len(samples["short"]["read"]),
-            },
-        )
+        Row("read_time", short["read"], short["by_hand"], "seconds", at_most=1.3, detail=detail)
     ]
 
 

@@ -36,15 +36,7 @@ from layerleap.files import cache_root, whole_file
 OUT = BUILD / "readme-times.csv"
 WORK = BUILD / "readme-times"
 KEPT = ("models", "texts", "images", "sounds")  # of the cache; the rest is made by the commands
-FETCHED = (
-    "smollm2",
-    "smollm2-reviews",
-    "bert-reviews",
-    "wikipedia",
-    "news",
-    "enwik8",
-    "reviews",
-)
+FETCHED = ("smollm2", "smollm2-reviews", "bert-reviews", "wikipedia", "news", "enwik8", "reviews")
 ADDRESS = re.compile(rb"http://\S+")
 FINE = (0, SOME_SECTIONS_FAILED, 130)  # the last one: ended by Ctrl-C, as servers are
 

@@ -4,13 +4,12 @@ In: one pass over a text, stopped at growing numbers of rows. Out: build/ridge.c
 text at some layers; and a row for five rows per direction, about as many as a short fit has.
 """
 
-import csv
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from common import BUILD, MODEL, Row
+from common import BUILD, MODEL, Row, write_table
 
 import layerleap as ll
 from layerleap.maps.linear import RidgeSolver
@@ -22,19 +21,14 @@ from layerleap.stream.source import resolve_text
 
 PER_DIRECTION = (2, 5, 9, 17)
 LAYERS = (0, 5, 10, 15, 20, 24, 26, 28, 29)
-HELD_BACK, READ = 384, 150  # rows
+RIDGE_ROWS, READ = 384, 150
 
 
 def run(*, smoke: bool) -> list[Row]:
     """Write the table; the row is the mean KL over layers, chosen against none."""
     model = ll.load(MODEL)
     table = list(_table(model, (0.5, 1) if smoke else PER_DIRECTION))
-    target = BUILD / ("ridge-smoke.csv" if smoke else "ridge.csv")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
+    write_table(BUILD / ("ridge-smoke.csv" if smoke else "ridge.csv"), table)
     wanted = sorted({row["rows"] for row in table})[1]
     own = [row for row in table if row["rows"] == wanted]
     chosen, none = (sum(row[key] for row in own) / len(own) for key in ("kl_chosen", "kl_none"))
@@ -44,7 +38,7 @@ def run(*, smoke: bool) -> list[Row]:
         "seconds_to_choose": round(sum(row["seconds"] for row in own), 1),
         "layers": len(own),
     }
-    return [Row("ridge_chosen", chosen, none, "nats", 1.0, "<=", detail=detail)]
+    return [Row("ridge_chosen", chosen, none, "nats", at_most=1.0, detail=detail)]
 
 
 def _rows(model: Any, text: str, positions: str, **how: Any) -> Iterator[tuple[list[Any], Any]]:
@@ -67,7 +61,7 @@ def _table(model: Any, sizes: tuple[float, ...]) -> Iterator[dict[str, Any]]:
     for states, batch in _rows(model, "wikipedia", "every:2", ridge_share=0.1):
         back = batch.ridge_rows
         rows = torch.stack([h[back] for h in states], 1)
-        held = torch.cat([held, rows])[:HELD_BACK] if len(held) else rows
+        held = torch.cat([held, rows])[:RIDGE_ROWS] if len(held) else rows
         moments.add([h[~back] for h in states])
         if moments.rows >= wanted[0] * model.d_model and len(held):
             wanted.pop(0)
@@ -89,7 +83,7 @@ def _compared(
             ridge: answers.compare(news[:, layer] @ solver.solve(model.n_layers, ridge)[0].float())
             for ridge in {0.0, chosen}
         }
-        mean = {ridge: round(float(each[0].mean()), 4) for ridge, each in kl.items()}
+        mean = {ridge: round(float(rows.mean()), 4) for ridge, (rows, *_) in kl.items()}
         yield {
             "rows": moments.n,
             "per_direction": round(moments.n / model.d_model, 1),

@@ -18,34 +18,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from common import BUILD, Row, record, table
 
-BENCHMARKS = (
-    "fit_cost",
-    "pairs",
-    "memory",
-    "demo_time",
-    "first_use",
-    "load_time",
-    "read_time",
+FITTING = ("fit_cost", "pairs", "memory", "ridge", "coverage")
+WAITING = ("waiting_times", "load_time", "read_time", "first_token", "study_times")
+DECODING = ("decoding", "batches", "topk_attention", "sparse_ffn")
+READING = (
     "shape",
     "released",
-    "paper",
-    "decoding",
-    "first_token",
-    "batches",
     "saturation_time",
-    "saturation_study",
     "concept_index",
-    "debugger",
     "head_pairs",
     "alignment",
-    "embedding_study",
-    "topk_attention",
-    "sparse_ffn",
-    "layer_causal",
-    "icl_study",
-    "coverage",
-    "ridge",
+    "patchscope",
 )
+BENCHMARKS = (*FITTING, *WAITING, *DECODING, *READING, "debugger", "layer_causal")
 
 
 def main() -> int:

@@ -9,12 +9,11 @@ The batches are split into rounds of similar composition, and each round covers 
 Peak memory is measured in a separate process: `python benchmarks/saturation_time.py N_TEXTS`.
 """
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import torch
-from common import MODEL, Row, interleave, median
+from common import MODEL, Row, child_peaks, interleave, median
 
 from layerleap import Lens, Sampling, Transformer, load
 from layerleap.lens.reader import RowQueue, StateRows
@@ -38,31 +37,23 @@ def _time(smoke: bool) -> Row:
     rounds = [batches[start::n_rounds] for start in range(n_rounds)]
     lens, counted = Lens(transformer), _Counted(transformer)
     warm = saturate(transformer, {"logit": counted}, rounds[0])["logit"]  # warms up, and counts
-    samples = interleave(
-        {
-            "ours": lambda number: saturate(transformer, {"logit": lens}, rounds[number]),
-            "peer": _readings(transformer, lens, rounds),
-        },
-        n_rounds,
-    )
+
+    def saturated(number: int) -> None:
+        saturate(transformer, {"logit": lens}, rounds[number])
+
+    sides = {"ours": saturated, "peer": _readings(transformer, lens, rounds)}
+    samples = interleave(sides, n_rounds)
     n_rows = sum(len(batch.documents) for batch in batches)
     ours, peer = (median(samples[name]) * n_rounds for name in ("ours", "peer"))
-    return Row(
-        "saturation_time",
-        ours,
-        peer,
-        "seconds",
-        1.6,
-        "<=",
-        detail={
-            "note": "saturation layers of 5 ranks (ours) and reading every layer once (peer); same "
-            "passes and rows, logit lens",
-            "samples": samples,
-            "n": n_rows,
-            "texts": sum(batch.n_texts for batch in batches),
-            "read": counted.rows / (len(warm) * transformer.n_layers),
-        },
-    )
+    detail = {
+        "note": "saturation layers of 5 ranks (ours) and reading every layer once (peer); same "
+        "passes and rows, logit lens",
+        "samples": samples,
+        "n": n_rows,
+        "texts": sum(batch.n_texts for batch in batches),
+        "read": counted.rows / (len(warm) * transformer.n_layers),
+    }
+    return Row("saturation_time", ours, peer, "seconds", at_most=1.6, detail=detail)
 
 
 def _examples(transformer: Transformer, positions: int) -> Iterator[Example]:
@@ -105,34 +96,15 @@ def _readings(
 def _memory(smoke: bool) -> Row:
     # Enough for the shorter text to fill every buffer and to contain long sentences.
     texts, rounds = (3, 1) if smoke else (300, 2)
-    samples: dict[int, list[float]] = {texts: [], texts * TIMES: []}
-    for number in range(rounds):
-        for size in sorted(samples, reverse=bool(number % 2)):
-            samples[size].append(_peak_of_child(size))
-    short, long = (median(samples[size]) for size in (texts, texts * TIMES))
-    return Row(
-        "saturation_memory",
-        long,
-        short,
-        "MiB",
-        1.05,
-        "<=",
-        detail={
-            "note": f"peak resident memory of saturation layers of {TIMES} times the text (ours) "
-            "and of the text (peer); every fourth position, model included",
-            "samples": {str(size): peaks for size, peaks in samples.items()},
-            "n": texts,
-        },
-    )
-
-
-def _peak_of_child(n_texts: int) -> float:
-    command = [sys.executable, __file__, str(n_texts)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"saturation layers of {n_texts} texts failed: {last}")
-    return float(done.stdout.strip().splitlines()[-1])
+    samples = child_peaks(__file__, texts, TIMES, rounds)
+    short, long = map(median, samples.values())
+    detail = {
+        "note": f"peak resident memory of saturation layers of {TIMES} times the text (ours) "
+        "and of the text (peer); every fourth position, model included",
+        "samples": {str(size): peaks for size, peaks in samples.items()},
+        "n": texts,
+    }
+    return Row("saturation_memory", long, short, "MiB", at_most=1.05, detail=detail)
 
 
 def whole(n_texts: int) -> None:

@@ -12,7 +12,7 @@ from layerleap.files import read_json
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Is mat's agreement above id's at every layer, and its train error never above id's?"""
+    """Do linear shortcuts agree more than the logit lens at every layer, with no larger error?"""
     study = read_json(_study_file(smoke))
     return [_agreement(study), _train_error(study["tables"]["fits"])]
 
@@ -34,38 +34,27 @@ def _agreement(study: dict[str, Any]) -> Row:
         for row in scores
         if row["metric"] == "precision@1" and row["read"] == text and row["fit"] in (text, "-")
     }
-    above = [layer for layer in range(last) if value["mat", layer] > value["id", layer]]
-    return Row(
-        "shape_agreement",
-        len(above),
-        last,
-        "layers",
-        1.0,
-        ">=",
-        detail={
-            "note": "layers before the last where mat agrees with the model more often than id",
-            "samples": {
-                name: [value[name, layer] for layer in range(last + 1)] for name in ("mat", "id")
-            },
-            "not_above": [layer for layer in range(last) if layer not in above],
-            "n": next(row["rows"] for row in scores if row["read"] == text),
+    above = [layer for layer in range(last) if value["linear", layer] > value["logit", layer]]
+    detail = {
+        "note": "layers before the last where linear shortcuts agree with the model more often "
+        "than the logit lens",
+        "samples": {
+            name: [value[name, layer] for layer in range(last + 1)] for name in ("linear", "logit")
         },
-    )
+        "not_above": [layer for layer in range(last) if layer not in above],
+        "n": next(row["rows"] for row in scores if row["read"] == text),
+    }
+    return Row("shape_agreement", len(above), last, "layers", at_least=1.0, detail=detail)
 
 
 def _train_error(fits: list[dict[str, Any]]) -> Row:
     behind = [[f["src"], f["dst"]] for f in fits if f["train_r2"] < f["train_r2_logit"]]
+    detail = {
+        "note": "maps whose error on the training rows is not above that of the identity",
+        "samples": [[f["train_r2"], f["train_r2_logit"]] for f in fits],
+        "behind": behind,
+        "n": fits[0]["rows"] if fits else 0,
+    }
     return Row(
-        "shape_train_error",
-        len(fits) - len(behind),
-        len(fits),
-        "maps",
-        1.0,
-        ">=",
-        detail={
-            "note": "maps whose error on the training rows is not above that of the identity",
-            "samples": [[f["train_r2"], f["train_r2_logit"]] for f in fits],
-            "behind": behind,
-            "n": fits[0]["rows"] if fits else 0,
-        },
+        "shape_train_error", len(fits) - len(behind), len(fits), "maps", at_least=1.0, detail=detail
     )

@@ -10,16 +10,15 @@ Decoding reads an article token by token; at every step each way says which toke
 """
 
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common import MODEL, Row, interleave, median
+from common import MODEL, Row, child, fresh_peak, interleave, median, tiny
 
 from layerleap.memory import peak_memory
 
@@ -31,6 +30,7 @@ SPARE = 2 * 1024  # MiB that stay free
 CONTEXTS, SMALL_CONTEXTS = (1024, 4096, 8000), (96, 128, 160)
 AGREEMENT = 0.99
 ROUNDS = {16384: 1}  # which takes minutes
+Step = tuple[float, bool, float]  # seconds, whether it agrees, KL
 
 
 def run(*, smoke: bool) -> list[Row]:
@@ -52,7 +52,7 @@ def _peaks(ways: tuple[str, ...], lengths: tuple[int, ...]) -> dict[str, dict[in
         for length in lengths:
             if way == "eager" and not _fits(peaks[way], length):
                 continue
-            peaks[way][length] = _peak_of_child(way, length)
+            peaks[way][length] = child(__file__, way, length)
     return peaks
 
 
@@ -74,15 +74,6 @@ def _free() -> float:
     return int(line.split()[1]) / 1024
 
 
-def _peak_of_child(way: str, length: int) -> float:
-    command = [sys.executable, __file__, way, str(length)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"{way} attention over {length} tokens failed: {last}")
-    return float(done.stdout.strip().splitlines()[-1])
-
-
 def _memory_rows(peaks: dict[str, dict[int, float]]) -> list[Row]:
     longest = max(peaks["eager"])
     ours = peaks["top-k"]
@@ -91,30 +82,15 @@ def _memory_rows(peaks: dict[str, dict[int, float]]) -> list[Row]:
         "chunk": CHUNK,
         "peaks_mib": peaks,
         "length": longest,
-        "exponents": {way: _exponent(own) for way, own in peaks.items() if len(own) > 1},
+        "exponents": {way: _exponent(by) for way, by in peaks.items() if len(by) > 1},
     }
     note = f"forward and backward of one layer, {HEADS} heads of {WIDTH}, causal"
+    size = {**detail, "note": f"{note}; eager (peer) at the longest length it can run"}
+    growth = {**detail, "note": f"{note}; memory grows as length to this power"}
+    sides, unit = (ours[longest], peaks["eager"][longest]), "exponent of length"
     return [
-        Row(
-            "topk_memory",
-            ours[longest],
-            peaks["eager"][longest],
-            "MiB",
-            20,
-            ">=",
-            over="peer/ours",
-            detail={**detail, "note": f"{note}; eager (peer) at the longest length it can run"},
-        ),
-        Row(
-            "topk_memory_growth",
-            _exponent(ours),
-            None,
-            "exponent of length",
-            1.1,
-            "<=",
-            "ours",
-            detail={**detail, "note": f"{note}; memory grows as length to this power"},
-        ),
+        Row("topk_memory", *sides, "MiB", at_least=20, over="peer/ours", detail=size),
+        Row("topk_memory_growth", _exponent(ours), None, unit, at_most=1.1, detail=growth),
     ]
 
 
@@ -128,33 +104,24 @@ def _exponent(peaks: dict[int, float]) -> float:
 def _time_row(lengths: tuple[int, ...], smoke: bool) -> Row:
     """The length at which top-k attention is slowest, compared with exact attention in chunks."""
     times = {length: _times(length, 1 if smoke else ROUNDS.get(length, 3)) for length in lengths}
-    medians = {
-        length: {way: median(samples) for way, samples in own.items()}
-        for length, own in times.items()
-    }
+    medians = {length: {way: median(by[way]) for way in by} for length, by in times.items()}
     peers = {
-        length: min(("chunked", "checkpointed"), key=lambda way, own=own: own.get(way, math.inf))
-        for length, own in medians.items()
+        length: min(("chunked", "checkpointed"), key=lambda way, by=by: by.get(way, math.inf))
+        for length, by in medians.items()
     }
     worst = max(lengths, key=lambda n: medians[n]["top-k"] / medians[n][peers[n]])
-    return Row(
-        "topk_time",
-        medians[worst]["top-k"],
-        medians[worst][peers[worst]],
-        "seconds",
-        1.5,
-        "<=",
-        detail={
-            "note": f"forward and backward of one layer over {worst} tokens, the length at which "
-            "the ratio is worst; exact attention in chunks (peer) is the faster of ours and of "
-            "eager attention that is checkpointed chunk by chunk",
-            "peers": peers,
-            "seconds": medians,
-            "samples": times,
-            "k": K,
-            "chunk": CHUNK,
-        },
-    )
+    detail = {
+        "note": f"forward and backward of one layer over {worst} tokens, the length at which "
+        "the ratio is worst; exact attention in chunks (peer) is the faster of ours and of "
+        "eager attention that is checkpointed chunk by chunk",
+        "peers": peers,
+        "seconds": medians,
+        "samples": times,
+        "k": K,
+        "chunk": CHUNK,
+    }
+    sides = (medians[worst][way] for way in ("top-k", peers[worst]))
+    return Row("topk_time", *sides, "seconds", at_most=1.5, detail=detail)
 
 
 def _times(length: int, rounds: int) -> dict[str, list[float]]:
@@ -188,19 +155,11 @@ def _closeness(length: int) -> Row:
         results.append([output, *(tensor.grad for tensor in inputs)])
     gaps = [float((a - b).abs().max()) for a, b in zip(*results, strict=True)]
     assert all(torch.isfinite(tensor).all() for tensor in results[0])
-    return Row(
-        "topk_closeness",
-        gaps[0],
-        None,
-        "largest difference",
-        1e-5,
-        "<=",
-        "ours",
-        detail={
-            "note": f"k at the length ({length}) against sdpa, float32",
-            "gradients": dict(zip(("query", "key", "value"), gaps[1:], strict=True)),
-        },
-    )
+    detail = {
+        "note": f"k at the length ({length}) against sdpa, float32",
+        "gradients": dict(zip(("query", "key", "value"), gaps[1:], strict=True)),
+    }
+    return Row("topk_closeness", gaps[0], None, "largest difference", at_most=1e-5, detail=detail)
 
 
 def _inputs(length: int) -> list[Any]:
@@ -259,24 +218,21 @@ def _checkpointed(query: Any, key: Any, value: Any) -> Any:
     chunks = []
     for start in range(0, query.shape[2], CHUNK):
         stop = min(start + CHUNK, query.shape[2])
-        seen = query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop]
-        chunks.append(checkpoint(attend, *seen, start, use_reentrant=False))
+        visible = query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop]
+        chunks.append(checkpoint(attend, *visible, start, use_reentrant=False))
     return torch.cat(chunks, 2).transpose(1, 2)
 
 
 def _decoding_rows(smoke: bool) -> list[Row]:
     contexts, tokens, texts = (SMALL_CONTEXTS, 4, 2) if smoke else (CONTEXTS, 64, 4)
-    found = {context: _decoded(context, tokens, texts, smoke) for context in contexts}
-    last = found[contexts[-1]]
-    paged = {way: own["tried"] for way, own in last.items() if way.startswith("pages")}
-    good = {way: own for way, own in paged.items() if own["agreement"] >= AGREEMENT}
+    by_context = {context: _decoded(context, tokens, texts, smoke) for context in contexts}
+    last = by_context[contexts[-1]]
+    paged = {way: parts["tried"] for way, parts in last.items() if way.startswith("pages")}
+    good = [way for way, tried in paged.items() if tried["agreement"] >= AGREEMENT]
     # Chosen on some texts and reported on others: the fastest that agrees well enough; if there is
     # none, the one that agrees most.
-    way = (
-        max(good, key=lambda one: good[one]["tokens_per_second"])
-        if good
-        else max(paged, key=lambda one: paged[one]["agreement"])
-    )
+    measure = "tokens_per_second" if good else "agreement"
+    way = max(good or paged, key=lambda name: paged[name][measure])
     ours, peer = last[way]["reported"], last["sdpa"]["reported"]
     alone = _attention_alone(contexts[-1], _decoder(smoke))
     step = 1 / peer["tokens_per_second"]
@@ -288,28 +244,16 @@ def _decoding_rows(smoke: bool) -> list[Row]:
         "sdpa_seconds_per_step": step,
         "sdpa_seconds_in_attention": alone,
         "ratio_if_attention_were_free": step / (step - alone) if alone < step else None,
-        "by_context": {str(context): own for context, own in found.items()},
+        "by_context": {str(context): ways for context, ways in by_context.items()},
     }
     note = "articles read token by token over a DynamicCache; "
+    speed = {**detail, "note": note + "page selection (ours) and sdpa (peer)"}
+    agreement = {**detail, "note": note + "steps at which both choose the same token"}
+    rates, same = (side["tokens_per_second"] for side in (ours, peer)), ours["agreement"]
     return [
+        Row("topk_decoding_speed", *rates, "tokens/s", at_least=1, detail=speed),
         Row(
-            "topk_decoding_speed",
-            ours["tokens_per_second"],
-            peer["tokens_per_second"],
-            "tokens/s",
-            1,
-            ">=",
-            detail={**detail, "note": note + "page selection (ours) and sdpa (peer)"},
-        ),
-        Row(
-            "topk_decoding_agreement",
-            ours["agreement"],
-            None,
-            "agreement",
-            AGREEMENT,
-            ">=",
-            "ours",
-            detail={**detail, "note": note + "steps at which both choose the same token"},
+            "topk_decoding_agreement", same, None, "agreement", at_least=AGREEMENT, detail=agreement
         ),
     ]
 
@@ -322,13 +266,10 @@ def _attention_alone(context: int, transformer: Any) -> float:
     heads, keys = config.num_attention_heads, config.num_key_value_heads
     width = config.hidden_size // heads
     query = torch.randn(1, heads, 1, width)
-    own = [
-        [torch.randn(1, keys, context, width) for _ in range(2)]
-        for _ in range(config.num_hidden_layers)
-    ]
+    layers = torch.randn(config.num_hidden_layers, 2, 1, keys, context, width)
 
     def once(_: int) -> None:
-        for key, value in own:
+        for key, value in layers:
             torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
     once(0)
@@ -353,21 +294,17 @@ def _decoded(context: int, tokens: int, n_texts: int, smoke: bool) -> dict[str, 
     import torch
 
     transformer, ways = _decoder(smoke), _ways(smoke)
-    steps: dict[str, dict[str, list[tuple[float, bool, float]]]] = {
-        way: {"tried": [], "reported": []} for way in ways
-    }
+    steps: dict[str, dict[str, list[Step]]] = {way: {"tried": [], "reported": []} for way in ways}
     for number, text in enumerate(_texts(transformer, context + tokens, n_texts, smoke)):
         with torch.no_grad():
             cache, exact = _exact(transformer, text, tokens)
             for way in ways if number % 4 < 2 else reversed(ways):
                 part = steps[way]["reported" if number % 2 else "tried"]
                 part += _steps(transformer, ways[way], cache, *exact)
-    return {
-        way: {part: _summary(taken) for part, taken in own.items()} for way, own in steps.items()
-    }
+    return {way: {part: _summary(parts[part]) for part in parts} for way, parts in steps.items()}
 
 
-def _summary(steps: list[tuple[float, bool, float]]) -> dict[str, Any]:
+def _summary(steps: list[Step]) -> dict[str, Any]:
     from layerleap.lens.intervals import wilson
 
     same = sum(agrees for _, agrees, _ in steps)
@@ -390,22 +327,22 @@ def _exact(transformer: Any, text: Any, tokens: int) -> tuple[Any, tuple[list[An
     model, cache = transformer.model, DynamicCache()
     for part in text[:, :-tokens].split(CHUNK, 1):
         model(part, past_key_values=cache)
-    given, own = list(text[:, -tokens:].split(1, 1)), copy.deepcopy(cache)
-    said = [model(one, past_key_values=own).logits[0, -1].log_softmax(-1) for one in given]
-    return cache, (given, said)
+    steps, own_cache = list(text[:, -tokens:].split(1, 1)), copy.deepcopy(cache)
+    logits = [model(token, past_key_values=own_cache).logits[0, -1] for token in steps]
+    return cache, (steps, [row.log_softmax(-1) for row in logits])
 
 
 def _steps(
-    transformer: Any, edit: Any, cache: Any, given: list[Any], said: list[Any]
-) -> list[tuple[float, bool, float]]:
+    transformer: Any, edit: Any, cache: Any, tokens: list[Any], expected: list[Any]
+) -> list[Step]:
     """Seconds, agreement and KL of every step but the first, which summarises the cache."""
     import copy
 
-    own, steps = copy.deepcopy(cache), []
+    own_cache, steps = copy.deepcopy(cache), []
     with nullcontext() if edit is None else transformer.edit(edit):
-        for token, exact in zip(given, said, strict=True):
+        for token, exact in zip(tokens, expected, strict=True):
             started = time.perf_counter()
-            logits = transformer.model(token, past_key_values=own).logits[0, -1]
+            logits = transformer.model(token, past_key_values=own_cache).logits[0, -1]
             seconds = time.perf_counter() - started
             kl = (exact.exp() * (exact - logits.log_softmax(-1))).sum()
             steps.append((seconds, bool(logits.argmax() == exact.argmax()), float(kl)))
@@ -418,20 +355,8 @@ def _decoder(smoke: bool) -> Any:
 
     from layerleap import load
 
-    if not smoke:
-        return load(MODEL, dtype=torch.float32)
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=200,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-    )
-    return load(LlamaForCausalLM(config).eval())
+    return tiny(vocabulary=200) if smoke else load(MODEL, dtype=torch.float32)
 
 
 def _texts(transformer: Any, length: int, n_texts: int, smoke: bool) -> list[Any]:
@@ -457,9 +382,7 @@ def layer(way: str, length: int) -> None:
     """Run one layer and print its peak memory, in MiB, beyond that of its inputs."""
     run, inputs = _layer(way), _inputs(length)
     _layer("sdpa")(*_inputs(CHUNK // 8))  # what a library allocates at its first use
-    with suppress(OSError):  # the peak starts anew, from what is in use
-        Path("/proc/self/clear_refs").write_text("5")
-    base = peak_memory() or 0.0
+    base = fresh_peak()
     run(*inputs)
     print((peak_memory() or 0.0) - base)
 

@@ -4,6 +4,7 @@ from .act.debug.effect import Effect as Effect, effect as effect
 from .act.decode.decoder import Decoder as Decoder, decoder as decoder
 from .act.decode.generate import Generation as Generation, generate as generate
 from .act.learning.trainer import finetune as finetune
+from .act.patchscope import Patchscope as Patchscope, patchscope as patchscope
 from .act.stitch.stitched import stitch as stitch
 from .act.topk.interface import topk_attention as topk_attention
 from .errors import LayerleapError as LayerleapError

@@ -49,14 +49,14 @@ def check_names(name: str, given: Iterable[str], known: Mapping[str, Any]) -> No
 
     A function that passes the rest on to another is left alone.
     """
-    several = inspect.Parameter.VAR_KEYWORD
-    if any(getattr(one, "kind", None) is several for one in known.values()):
+    rest = inspect.Parameter.VAR_KEYWORD
+    if any(getattr(parameter, "kind", None) is rest for parameter in known.values()):
         return
-    for one in given:
-        if one not in known:
+    for argument in given:
+        if argument not in known:
             raise UnknownArgument(
-                f"{name} got an unexpected keyword argument {one!r}; expected some of "
-                f"{', '.join(known)}{did_you_mean(one, known)}"
+                f"{name} got an unexpected keyword argument {argument!r}; expected some of "
+                f"{', '.join(known)}{did_you_mean(argument, known)}"
             )
 
 
@@ -77,9 +77,9 @@ def _annotations(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[
 def _check(value: Any, hint: Any, name: str) -> None:
     if _fits(value, hint):
         return
-    wanted = [one for one in _alternatives(hint) if one is not types.NoneType]
-    if len(wanted) == 1 and get_origin(wanted[0]) is Literal:
-        check_choice(value, wanted[0], name)
+    kinds = [kind for kind in _alternatives(hint) if kind is not types.NoneType]
+    if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
+        check_choice(value, kinds[0], name)
     shown = reprlib.repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
     raise BadSettings(f"{name} is {shown}; expected {_described(hint)}")
 
@@ -97,7 +97,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is Any:
         return True
     if len(_alternatives(hint)) > 1:
-        return any(_fits(value, one) for one in inside)
+        return any(_fits(value, kind) for kind in inside)
     if origin is Literal:
         return isinstance(value, str) and value in inside
     if hint in (int, float):
@@ -107,7 +107,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, Mapping)
     if isinstance(origin, type) and issubclass(origin, Iterable):
         if isinstance(value, list | tuple) and len(set(inside) - {...}) == 1:
-            return all(_fits(one, inside[0]) for one in value)
+            return all(_fits(item, inside[0]) for item in value)
         return isinstance(value, Iterable) and not isinstance(value, str | bytes)
     if isinstance(hint, type) and not getattr(hint, "_is_protocol", False) and origin is None:
         return isinstance(value, hint)

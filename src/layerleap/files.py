@@ -28,20 +28,10 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "layerleap"
 
 
-WRITE_ERRORS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EIO,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ENAMETOOLONG,
-    }
-)
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+WRONG_PLACE = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+WRITE_ERRORS = NO_ROOM | NOT_ALLOWED | WRONG_PLACE
 
 
 @contextmanager
@@ -164,9 +154,9 @@ def read_json(source: Path) -> Any:
         ) from error
 
 
-def files_under(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """The wanted files in `folder` and its subfolders, sorted; hidden ones are left out."""
-    inside = sorted(path for path in folder.rglob("*") if path.is_file() and wanted(path))
+def files_under(folder: Path, matches: Callable[[Path], bool]) -> list[Path]:
+    """The matching files in `folder` and its subfolders, sorted; hidden ones are left out."""
+    inside = sorted(path for path in folder.rglob("*") if path.is_file() and matches(path))
     return [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
 
 
@@ -176,9 +166,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def content_hash(tensors: Mapping[str, Any], header: Mapping[str, Any], own: str = "sha256") -> str:
-    """Hash of all numbers and of the header, whatever its layout; without its entry `own`."""
-    fields = {key: value for key, value in header.items() if key != own}
+def content_hash(
+    tensors: Mapping[str, Any], header: Mapping[str, Any], hash_key: str = "sha256"
+) -> str:
+    """Hash of all numbers and of the header, whatever its layout; without its entry `hash_key`."""
+    fields = {key: value for key, value in header.items() if key != hash_key}
     # A round trip first: JSON has no tuples, and its keys are strings.
     plain = json.loads(json.dumps(fields))
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())

@@ -12,8 +12,10 @@ class ShortRepr:
     """Prints the shapes of tensors and the sizes of tables; for `@dataclass(repr=False)`."""
 
     def __repr__(self) -> str:
-        own = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        known = (f"{name}={short_repr(one)}" for name, one in own.items() if one is not None)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        known = (
+            f"{name}={short_repr(value)}" for name, value in values.items() if value is not None
+        )
         return f"{type(self).__name__}({', '.join(known)})"
 
 
@@ -24,7 +26,7 @@ def short_repr(value: Any) -> str:
     if isinstance(value, Mapping):
         if len(value) > FEW:
             return f"<{len(value)} entries>"
-        return "{" + ", ".join(f"{key!r}: {short_repr(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{k!r}: {short_repr(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         if len(value) > FEW:
             return f"<{len(value)} items>"

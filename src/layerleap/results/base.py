@@ -61,10 +61,10 @@ class Result:
 
     def to_pandas(self, table: str | None = None) -> Any:
         """A data frame of one table, by its key; of the first one by default."""
-        by_key = {one.key: one for one in self.TABLES}
-        if table is not None:
-            check_choice(table, by_key, "table")
-        chosen = self.TABLES[0] if table is None else by_key[table]
+        by_key = {each_table.key: each_table for each_table in self.TABLES}
+        key = self.TABLES[0].key if table is None else table
+        check_choice(key, by_key, "table")
+        chosen = by_key[key]
         rows = list((chosen.lines or chosen.rows)(self))
         keys = chosen.keys or [column.key for column in chosen.columns]
         columns = None if rows else list(keys)

@@ -63,17 +63,11 @@ def grid_of(table: Table, result: Any, *, wide: bool = True) -> Grid:
         [cell(row, column, best.get(column.key, {}).get(row.get(table.within))) for column in shown]
         for row in rows
     ]
-    for number, column in enumerate(shown):
-        if column.bar:
-            _draw_bars([line[number] for line in lines], lines, number)
+    for number in (number for number, column in enumerate(shown) if column.bar):
+        most = max((line[number].sort or 0.0 for line in lines), default=0.0)
+        for line in lines if most else ():
+            line[number] = replace(line[number], bar=(line[number].sort or 0.0) / most)
     return Grid(heads, lines, **look)  # type: ignore[arg-type]
-
-
-def _draw_bars(cells: Sequence[Cell], lines: list[list[Cell]], number: int) -> None:
-    """Give each cell of one column a bar, as a share of the largest value."""
-    most = max((cell.sort or 0.0 for cell in cells), default=0.0)
-    for cell_, line in zip(cells, lines, strict=True):
-        line[number] = replace(cell_, bar=(cell_.sort or 0.0) / most if most else None)
 
 
 def _in_room(column: Column, wide: bool) -> Column:
@@ -130,16 +124,15 @@ def cell(row: Row, column: Column, best: float | None = None) -> Cell:
     if value is None:
         return Cell(DASH, note, verdict=verdict)
     if _are_tokens(value):
-        return tokens_cell(value, {each["id"] for each in row.get(column.strong) or ()})
+        return tokens_cell(value, {token["id"] for token in row.get(column.strong) or ()})
     if isinstance(value, bool) or not isinstance(value, int | float):
         text = " to ".join(map(str, value)) if isinstance(value, list) else str(value)
         return Cell(text if text else DASH, note, verdict=verdict)
     text = _number(value, column)
-    ends = row.get(column.low) if column.low else None, row.get(column.high)
-    small = ""
-    if ends[0] is not None and ends[1] is not None:
-        small = f"{_number(ends[0], column)} to {_number(ends[1], column)}"
-    small = "; ".join(part for part in (small, note) if part)
+    low, high = row.get(column.low) if column.low else None, row.get(column.high)
+    is_known = low is not None and high is not None
+    interval = f"{_number(low, column)} to {_number(high, column)}" if is_known else ""
+    small = "; ".join(part for part in (interval, note) if part)
     return Cell(text, small, float(value), verdict, strong=best is not None and value == best)
 
 

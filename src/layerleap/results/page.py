@@ -33,11 +33,6 @@ def templates() -> Environment:
     return environment
 
 
-def render(name: str, **values: Any) -> str:
-    """A template of this room with its values."""
-    return templates().get_template(f"{name}.html.j2").render(**values)
-
-
 def style(name: str) -> Markup:
     """A style sheet of this room: our own file, so it is trusted."""
     source, *_ = PackageLoader("layerleap.results").get_source(templates(), name)
@@ -60,13 +55,14 @@ def result_html(result: Result, *, linked: bool = True) -> str:
 
 def boxed(template: str, kind: str, **values: Any) -> str:
     """A template in a box of class `layerleap-KIND`, with the style it needs."""
-    return render(template, kind=kind, style=style("results.css"), **values)
+    page = templates().get_template(f"{template}.html.j2")
+    return page.render(kind=kind, style=style("results.css"), **values)
 
 
 def tables_html(kind: str, headline: str, grids: Sequence[Grid], notes: Sequence[str] = ()) -> str:
     """Tables under a headline, for what is not a result."""
-    values = {"notes": notes, "grids": grids, "legend": "", "link": None}
-    return boxed("result", kind, headline=headline, **values)
+    about: dict[str, Any] = {"headline": headline, "notes": notes, "legend": "", "link": None}
+    return boxed("result", kind, grids=grids, **about)
 
 
 def facts_html(title: str, facts: Mapping[str, Any], *grids: Grid) -> str:
@@ -77,8 +73,9 @@ def facts_html(title: str, facts: Mapping[str, Any], *grids: Grid) -> str:
 
 def write_page(path: Path, head: PageHead, *results: Result) -> Path:
     """Write results as a standalone page and return its path."""
-    body = Markup("\n".join(result_html(one, linked=False) for one in results))
-    page = render("page", head=head, body=body, style=style("page.css"))
+    body = Markup("\n".join(result_html(result, linked=False) for result in results))
+    template = templates().get_template("page.html.j2")
+    page = template.render(head=head, body=body, style=style("page.css"))
     with whole_file(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf8")
     return Path(path)

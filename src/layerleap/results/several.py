@@ -22,13 +22,13 @@ class Several(list[R]):
 
     def to_dict(self) -> list[Any]:
         """Plain JSON types, one entry per prompt."""
-        return [one.to_dict() for one in self]  # type: ignore[attr-defined]  # all results can
+        return [result.to_dict() for result in self]  # type: ignore[attr-defined]  # all can
 
     def to_pandas(self) -> Any:
         """The data frames of all results, one below the other; `prompt` counts from 0."""
-        frames = {number: one.to_pandas() for number, one in enumerate(self)}  # type: ignore[attr-defined]
         pandas = report_library("pandas")
+        frames = {n: result.to_pandas() for n, result in enumerate(self)}  # type: ignore[attr-defined]
         return pandas.concat(frames, names=["prompt"]).reset_index("prompt").reset_index(drop=True)
 
     def _repr_html_(self) -> str:
-        return "\n".join(one._repr_html_() for one in self)  # type: ignore[attr-defined]
+        return "\n".join(result._repr_html_() for result in self)  # type: ignore[attr-defined]

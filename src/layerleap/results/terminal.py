@@ -41,15 +41,6 @@ def renderables(result: Result, width: int) -> Iterator[RenderableType]:
         yield Text(f"\n{legend}", style="dim")
 
 
-def new_table(title: Text | None = None, *numbers: str) -> Table:
-    """An empty table in our look, as wide as the terminal; with columns of numbers."""
-    table = Table(title=title, title_justify="left", expand=True, box=box.SIMPLE_HEAD)
-    table.pad_edge, table.collapse_padding = False, True
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def grid_table(grid: Grid) -> RenderableType:
     """A table with a rule under its head and no frame; its caption above, its legend below."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, expand=grid.one_line)
@@ -69,7 +60,7 @@ def grid_table(grid: Grid) -> RenderableType:
 
 def _add_column(table: Table, head: str, cells: list[Cell], grid: Grid) -> None:
     is_number = any(cell.sort is not None for cell in cells)
-    is_long = max((len(cell.text) for cell in cells), default=0) > SHORT
+    is_long = any(len(cell.text) > SHORT for cell in cells)
     table.add_column(
         Text(head),
         justify="right" if is_number else "left",

@@ -68,12 +68,12 @@ class Each:
 
     def __call__(self, result: "StudyResult") -> Verdict:
         """The verdict on a result."""
-        found = list(self.rows(result))
-        if not found:
+        rows = list(self.rows(result))
+        if not rows:
             return untested(self.missing)
-        answers = [(self.ask or above)(row) for row in found]
+        answers = [(self.ask or above)(row) for row in rows]
         counts = {"yes": answers.count("yes"), "no": answers.count("no"), "n": len(answers)}
-        seen = filled(self.seen, {**found[0], **counts})
+        seen = filled(self.seen, {**rows[0], **counts})
         return Verdict((self.together or at_every)(answers), seen, self.why)
 
 
@@ -99,18 +99,22 @@ def untested(reason: str) -> Verdict:
 
 def above(estimate: Mapping[str, Any] | None, threshold: float = 0.0) -> Answer:
     """Is the estimate above the threshold? Decided by its interval."""
-    if estimate is None or estimate.get("low") is None or estimate.get("high") is None:
+    low, high = _ends(estimate)
+    if low is None or high is None:
         return "cannot tell"
-    if estimate["low"] > threshold:
-        return "yes"
-    return "no" if estimate["high"] <= threshold else "cannot tell"
+    return "yes" if low > threshold else "no" if high <= threshold else "cannot tell"
 
 
 def below(estimate: Mapping[str, Any] | None, threshold: float = 0.0) -> Answer:
     """Is the estimate below the threshold? Decided by its interval."""
-    if estimate is None or estimate.get("low") is None or estimate.get("high") is None:
+    low, high = _ends(estimate)
+    if low is None or high is None:
         return "cannot tell"
-    return above({"low": -estimate["high"], "high": -estimate["low"]}, -threshold)
+    return "yes" if high < threshold else "no" if low >= threshold else "cannot tell"
+
+
+def _ends(estimate: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
+    return (None, None) if estimate is None else (estimate.get("low"), estimate.get("high"))
 
 
 def between(estimate: Mapping[str, Any] | None, low: float, high: float) -> Answer:
@@ -124,9 +128,8 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, float | 
 
     Conservative where both come from the same rows: prefer a paired interval if there is one.
     """
-    ends = (a.get("low"), a.get("high"), b.get("low"), b.get("high"))
     value = None if None in (a["value"], b["value"]) else a["value"] - b["value"]
-    if None in ends:
+    if None in (*_ends(a), *_ends(b)):
         return {"value": value, "low": None, "high": None}
     return {"value": value, "low": a["low"] - b["high"], "high": a["high"] - b["low"]}
 
@@ -138,41 +141,39 @@ def confirmed(answer: Answer, is_sure: bool) -> Answer:
 
 def all_of(answers: Iterable[Answer]) -> Answer:
     """One answer for a claim with several parts: "partly" if some parts hold and others do not."""
-    given = set(answers)
-    if given == {"yes"} or given == {"no"}:
-        return given.pop()
-    if {"yes", "no"} <= given or "partly" in given:
+    kinds = set(answers)
+    if kinds == {"yes"} or kinds == {"no"}:
+        return kinds.pop()
+    if {"yes", "no"} <= kinds or "partly" in kinds:
         return "partly"
     return "cannot tell"
 
 
 def share_of(answers: Iterable[Answer], needed: float) -> Answer:
     """Does the claim hold in at least this share of cases? Undecided cases count for neither."""
-    given = list(answers)
-    yes, no = given.count("yes"), given.count("no")
-    least = needed * len(given)
-    if not given:
-        return "cannot tell"
-    if yes >= least:
+    answers = list(answers)
+    yes, may_be = answers.count("yes"), len(answers) - answers.count("no")
+    least = needed * len(answers)
+    if answers and yes >= least:
         return "yes"
-    return "no" if len(given) - no < least else "cannot tell"
+    return "no" if may_be < least else "cannot tell"
 
 
 def more_than_half(answers: Iterable[Answer]) -> Answer:
     """Does the claim hold in more than half of the cases? Undecided ones may be either."""
-    given = list(answers)
-    yes, may_be = given.count("yes"), len(given) - given.count("no")
-    if 2 * yes > len(given):
+    answers = list(answers)
+    yes, may_be = answers.count("yes"), len(answers) - answers.count("no")
+    if 2 * yes > len(answers):
         return "yes"
-    return "no" if given and 2 * may_be <= len(given) else "cannot tell"
+    return "no" if answers and 2 * may_be <= len(answers) else "cannot tell"
 
 
 def at_every(answers: Iterable[Answer]) -> Answer:
     """Does the claim hold in all cases? "partly" if it holds in more than half of them."""
-    given = list(answers)
-    if share_of(given, 1.0) == "yes":
+    answers = list(answers)
+    if share_of(answers, 1.0) == "yes":
         return "yes"
-    most = more_than_half(given)
+    most = more_than_half(answers)
     return "partly" if most == "yes" else most
 
 

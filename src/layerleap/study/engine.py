@@ -63,25 +63,24 @@ class Settings:
         return ""
 
     def __post_init__(self) -> None:
-        for name, least in self._told("least"):
+        for name, least in self._options("least").items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise BadSettings(f"{name} is {value}; expected {least} or more")
-        for name, (low, high) in self._told("within"):
+        for name, (low, high) in self._options("within").items():
             if not low < (value := getattr(self, name)) < high:
                 raise BadSettings(f"{name} is {value}; expected a share between {low} and {high}")
 
     def scaled_down(self) -> Self:
         """Smaller sizes for a first look: of each option, at most its `quick`."""
-        given = {name: getattr(self, name) for name, _ in self._told("quick")}
-        sizes = {
-            name: most if given[name] is None else min(given[name], most)
-            for name, most in self._told("quick")
-        }
+        sizes = {}
+        for name, most in self._options("quick").items():
+            value = getattr(self, name)
+            sizes[name] = most if value is None else min(value, most)
         return replace(self, **sizes)
 
-    def _told(self, key: str) -> list[tuple[str, Any]]:
-        """Fields whose option has this entry, and what it says."""
-        return [(each.name, each.metadata[key]) for each in fields(self) if key in each.metadata]
+    def _options(self, key: str) -> dict[str, Any]:
+        """By name, this entry of all options that have it."""
+        return {field.name: field.metadata[key] for field in fields(self) if key in field.metadata}
 
     def resolved(self, model: Transformer) -> Self:
         """The same settings with everything decided that depends on the model."""
@@ -89,7 +88,7 @@ class Settings:
 
     def to_dict(self) -> Row:
         """Plain JSON values; a fitted object is named by its digest."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
 def _plain(value: Any) -> Any:
@@ -187,32 +186,32 @@ class Section:
         """Its name in the page's navigation."""
         return self.short or f"{self.key[:1].upper()}{self.key[1:]}"
 
-    def finding(self, said: Said) -> Finding:
-        """What was said, under its figure."""
-        if isinstance(said, Finding):
-            return said
+    def finding(self, sentence: Said) -> Finding:
+        """The sentence as a finding, under the first figure unless it says where."""
+        if isinstance(sentence, Finding):
+            return sentence
         under = self.figures[0].key if self.figures else ""
-        return Finding(str(said), under, isinstance(said, Headline))
+        return Finding(str(sentence), under, isinstance(sentence, Headline))
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         """What it tests."""
-        return tuple(each for each in self.shows if isinstance(each, Claim))
+        return tuple(item for item in self.shows if isinstance(item, Claim))
 
     @property
     def figures(self) -> tuple[Figure, ...]:
         """Drawn above the tables."""
-        return tuple(each for each in self.shows if isinstance(each, Figure))
+        return tuple(item for item in self.shows if isinstance(item, Figure))
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """Below the figures."""
-        return tuple(each for each in self.shows if isinstance(each, Table))
+        return tuple(item for item in self.shows if isinstance(item, Table))
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Tables of generated texts, at the end."""
-        return tuple(each.table for each in self.shows if isinstance(each, Texts))
+        return tuple(item.table for item in self.shows if isinstance(item, Texts))
 
 
 @dataclass(frozen=True)
@@ -269,13 +268,13 @@ class Study(Generic[S]):
     picture: Picture | None = None
 
     def __post_init__(self) -> None:
-        keys = [section.key for section in self.sections]
+        earlier: set[str] = set()
         for section in self.sections:
-            earlier = set(keys[: keys.index(section.key)])
             if missing := {*section.needs, *section.after} - earlier:
                 raise BadSettings(
                     f"section {section.key!r} needs {missing}, which do not run before"
                 )
+            earlier.add(section.key)
 
     def __call__(
         self,
@@ -327,16 +326,14 @@ class Study(Generic[S]):
     ) -> list[Section]:
         """The sections to run, in order: required ones, those asked for, and what they need."""
         by_key = {section.key: section for section in self.sections}
-        usual = [
-            key
-            for key, section in by_key.items()
-            if section.when is None and (section.quick or not quick)
-        ]
-        names = [wanted] if isinstance(wanted, str) else list(usual if wanted is None else wanted)
+        if wanted is None:
+            usual = [section for section in self.sections if section.quick or not quick]
+            wanted = [section.key for section in usual if section.when is None]
+        names = [wanted] if isinstance(wanted, str) else list(wanted)
         if unknown := [name for name in names if name not in by_key]:
+            known = ", ".join(by_key)
             raise BadSettings(
-                f"study {self.name!r} has no section {unknown[0]!r}; choose from "
-                f"{', '.join(by_key)}"
+                f"study {self.name!r} has no section {unknown[0]!r}; choose from {known}"
             )
         for key, section in by_key.items():
             if section.required or (section.when is not None and section.when(settings)):
@@ -358,25 +355,20 @@ class Study(Generic[S]):
         for section in self.sections:
             entry = log.get(section.key)
             is_done = entry is not None and entry["status"] == "done"
-            if is_done:
-                result.findings.extend(
-                    {"section": section.key, **asdict(section.finding(said))}
-                    for said in section.findings(result)
-                )
-            for claim in section.claims:
-                if not claim.when(result):
-                    continue
+            for sentence in section.findings(result) if is_done else ():
+                finding = asdict(section.finding(sentence))
+                result.findings.append({"section": section.key, **finding})
+            for claim in (claim for claim in section.claims if claim.when(result)):
                 if entry is None:
                     verdict = untested(f"section {section.key!r} was not run")
                 else:
                     verdict = claim(result) if is_done else untested(entry["reason"])
-                result.claims.append(
-                    {"section": section.key, "claim": claim.text} | asdict(verdict)
-                )
+                about = {"section": section.key, "claim": claim.text}
+                result.claims.append(about | asdict(verdict))
         return result
 
     def _settings(self, settings: S | None, quick: bool, changes: Mapping[str, Any]) -> S:
-        known = [each.name for each in fields(self.settings)]
+        known = [field.name for field in fields(self.settings)]
         if unknown := sorted(set(changes) - set(known)):
             raise UnknownArgument(
                 f"study {self.name!r} has no setting {unknown[0]!r}; choose from "
@@ -388,13 +380,9 @@ class Study(Generic[S]):
 
 def _quick(settings: S) -> S:
     """Smaller sizes; what was asked for, rather than left at its default, stays."""
-    usual = {each.name: each.default for each in fields(settings)}
-    asked = {
-        name: getattr(settings, name)
-        for name, default in usual.items()
-        if getattr(settings, name) != default
-    }
-    return replace(settings.scaled_down(), **asked)
+    values = {field: getattr(settings, field.name) for field in fields(settings)}
+    chosen = {field.name: value for field, value in values.items() if value != field.default}
+    return replace(settings.scaled_down(), **chosen)
 
 
 class _Run:
@@ -405,14 +393,8 @@ class _Run:
         self.model: Row = describe(context.model)
         context.notes += caveats(self.model)
         self.log: list[Row] = []
-        depends = [
-            layerleap.__version__,
-            study.name,
-            study.method,
-            self.model,
-            settings.to_dict(),
-            context.fingerprint(),
-        ]
+        depends = [layerleap.__version__, study.name, study.method, self.model]
+        depends += [settings.to_dict(), context.fingerprint()]
         text = json.dumps(depends, sort_keys=True, default=str)
         self.key = context.key = blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -471,30 +453,25 @@ class _Run:
 
     def result(self) -> StudyResult:
         """Everything that has run, with findings and verdicts."""
-        resumed = [row["title"] for row in self.log if row["resumed"]]
-        if resumed:
-            self.context.notes.append(
+        context = self.context
+        if resumed := [row["title"] for row in self.log if row["resumed"]]:
+            context.notes.append(
                 f"Sections taken from an earlier run in the same folder: {', '.join(resumed)}. "
                 "The time taken is that of the last run alone."
             )
         result = StudyResult(
             study=self.study.name,
             version=layerleap.__version__,
-            made=now(),
+            made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             model=self.model,
             settings=self.settings.to_dict(),
-            tables=self.context.tables,
-            data=self.context.data,
-            notes=self.context.notes,
+            tables=context.tables,
+            data=context.data,
+            notes=context.notes,
             sections=self.log,
-            artifacts=self.context.artifacts(),
+            artifacts=context.artifacts(),
         )
         return self.study.conclude(result)
-
-
-def now() -> str:
-    """The time, in the form that all results are dated in."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def describe(model: Transformer) -> Row:

@@ -135,10 +135,8 @@ def _knobs(kind: Family, evidence: Evidence) -> list[float]:
 
 def _curve(lens: str, rule: str, members: list[Rule], evidence: Evidence, cost: Cost) -> list[Row]:
     """Rows of one curve; FLOPs as a share of the full model's."""
-    return [
-        {"map": lens, **row, "rule": rule, "flops": row["flops"] / cost.full}
-        for row in curve(members, evidence, cost)
-    ]
+    rows = curve(members, evidence, cost)
+    return [{"map": lens, **row, "rule": rule, "flops": row["flops"] / cost.full} for row in rows]
 
 
 def _saved(lens: str, rule: str, kind: Family, evidence: Evidence, cost: Cost) -> Iterator[Row]:
@@ -196,10 +194,8 @@ def calibrated_rows(
         for rule, kind in lens.families.items():
             for method in METHODS if rule in promised else ():
                 chosen = calibrate(kind, lens.halves[0], tolerance, delta=delta, method=method)
-                rows += (
-                    {"map": name, "rule": rule, **row, "delta": delta}
-                    for row in _promise(chosen, lens, text)
-                )
+                about = {"map": name, "rule": rule, "delta": delta}
+                rows += ({**about, **row} for row in _promise(chosen, lens, text))
     return rows
 
 
@@ -257,8 +253,8 @@ def leads_over_fixed(lenses: Mapping[str, Lensed], rule: str = "gap") -> list[Ro
             columns.append(exits.agrees.double() - mixed - slope * (exits.layer.double() - mean))
             about.append({"map": name, "rule": rule, "knob": knob, "layers": mean})
         if columns:
-            found = mean_interval(torch.stack(columns, 1), evidence.document)
-            rows += [{**a, **e.to_dict()} for a, e in zip(about, found, strict=True)]
+            leads = mean_interval(torch.stack(columns, 1), evidence.document)
+            rows += [{**a, **lead.to_dict()} for a, lead in zip(about, leads, strict=True)]
     return rows
 
 
@@ -307,7 +303,6 @@ RULE_LINES = {
 }
 CLOSE_UP = (0.85, 1.0)  # the range of agreement that matters in use
 CLOSE_UP_PANEL = "above 85 %"
-ENDS = ("low", "high")
 
 
 def exit_rows(
@@ -315,7 +310,6 @@ def exit_rows(
     x: str,
     *,
     maps: Sequence[str],
-    rules: Sequence[str] = (),
     measures: Mapping[str, str] | None = None,
     close_up: bool = False,
 ) -> Iterator[Row]:
@@ -325,51 +319,34 @@ def exit_rows(
         result: with a table "exits".
         x: "layers" or "flops".
         maps: read through these, in order.
-        rules: only these; all of them when empty.
         measures: title by column; agreement alone when None.
         close_up: every panel is followed by one that shows high agreement only.
     """
     for name in maps:
         for measure, title in (measures or {"agreement": ""}).items():
-            low, high = (e if measure == "agreement" else f"{measure}_{e}" for e in ENDS)
+            before = "" if measure == "agreement" else f"{measure}_"
             panel = f"Through {name}" + (f": {title}" if title else "")
             for row in result.rows("exits", map=name):
-                if rules and row["rule"] not in rules:
-                    continue
-                point = {
-                    "line": row["rule"],
-                    "x": row[x],
-                    "y": row.get(measure),
-                    "low": row.get(low),
-                    "high": row.get(high),
-                    "rows": row["rows"],
-                    "documents": row["documents"],
-                }
+                ends = {end: row.get(f"{before}{end}") for end in ("low", "high")}
+                point = {"line": row["rule"], "x": row[x], "y": row.get(measure), **ends}
+                point |= {key: row[key] for key in ("rows", "documents")}
                 yield {**point, "panel": panel}
                 if close_up:
                     yield {**point, "panel": f"{panel}, {CLOSE_UP_PANEL}"}
 
 
-FLOPS_MARKS = (
-    Mark("x", 1.0, "costs more than\n not exiting", to=64.0),
-    Mark("x", 1.0),
-)
+FLOPS_MARKS = (Mark("x", 1.0, "costs more than\n not exiting", to=64.0), Mark("x", 1.0))
 
 
 def saved_table(key: str = "exits-saved-table") -> Table:
     """Layers and FLOPs saved by each rule at each wanted agreement."""
-
-    def rows(result: StudyResult) -> Iterator[Row]:
-        for row in result.rows("exits_saved"):
-            yield {**row, "at": f"at {100 * row['target']:g} %"}
-
     return Table(
         key,
         "Layers saved at a given agreement with the full model, and FLOPs saved (below 0: exiting "
         "costs more than it saves)",
-        rows,
+        lambda r: [{**row, "at": f"{100 * row['target']:g}"} for row in r.rows("exits_saved")],
         (Column("map", "read through"), Column("rule")),
-        across="at",
+        across="at {at} %",
         dense=True,
         terminal=True,
         cells=(estimate("saved", "layers", "{:.1f}"), Column("flops", "FLOPs", "{:.0f} %", 100)),
@@ -384,16 +361,13 @@ def calibrated_figure() -> Figure:
             outcome = "" if row["holds"] else (", BROKEN" if row["promised"] else ", not promised")
             note = "never exits" if row["knob"] is None else f"{row['saved']:.1f} layers saved"
             yield {
+                **{key: row[key] for key in ("low", "high", "rows", "documents")},
                 "line": f"read on {row['text']}",
                 "x": row["disagreement"],
                 "y": f"{row['map']}, {row['rule']}\n{row['method']}",
-                "low": row["low"],
-                "high": row["high"],
                 "hollow": not row["promised"],
                 "note": note + outcome,
                 "colour": "good" if row["holds"] else "bad",
-                "rows": row["rows"],
-                "documents": row["documents"],
             }
 
     def marks(result: StudyResult) -> Iterator[Mark]:
@@ -421,19 +395,14 @@ def calibrated_table() -> Table:
 
     def rows(result: StudyResult) -> Iterator[Row]:
         for row in result.rows("calibrated"):
-            if row["holds"]:
-                is_within = row["disagreement"] <= row["tolerance"]
-                outcome = "within" if is_within else "above, maybe by chance"
-            else:
+            is_within = row["disagreement"] <= row["tolerance"]
+            outcome = "within" if is_within else "above, maybe by chance"
+            if not row["holds"]:
                 outcome = "BROKEN" if row["promised"] else "above, not promised"
             yield {**row, "outcome": outcome}
 
-    colours = {
-        "within": "good",
-        "above, maybe by chance": "good",
-        "BROKEN": "bad",
-        "above, not promised": "partly",
-    }
+    colours = {"within": "good", "above, maybe by chance": "good"}
+    colours |= {"BROKEN": "bad", "above, not promised": "partly"}
     return Table(
         "calibrated-table",
         "Calibrated exits on fresh text",

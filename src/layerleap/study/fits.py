@@ -123,32 +123,24 @@ class FitContext(TextContext[FS]):
         check_choice(pairs, ("final", "all"), "pairs")
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
-        depends = (
-            self.fingerprint_of("fit", text),
-            sampling.to_dict(),
-            pairs,
-            list(parts),
-            keep_rows,
-            s.intercept,
-            s.ridge,
-        )
+        depends = (self.fingerprint_of("fit", text), sampling.to_dict(), pairs, list(parts))
+        depends += (keep_rows, s.intercept, s.ridge)
         folder = self.file("fitted", text, *depends)
         rows = StateFile(self.file("rows", text, *depends)) if keep_rows else None
         fitted = _saved(folder, rows)
         if fitted is None:
             checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
             is_short = s.n_fit is not None and s.n_fit <= SHORT_PASS
+            how: dict[str, Any] = {"n_texts": s.n_fit, "pairs": pairs, "parts": list(parts)}
             tally = collect(
                 self.model,
                 source,
                 sampling,
-                n_texts=s.n_fit,
-                pairs=pairs,
-                parts=list(parts),
                 choose_ridge=s.ridge == "auto",
                 checkpoint=None if is_short else checkpoint,
                 save_states=rows,
                 progress=named(self.progress, f"fitting on {text}"),
+                **how,
             )
             give_back()
             bank, biased = self._solved(tally, text)

@@ -11,7 +11,6 @@ A text with fields in braces, such as a line or panel, is filled in from each ro
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Pick:
         return lambda result: [*self(result), *other(result)]
 
     def _named(self, row: Row, words: Mapping[str, Words]) -> Row:
-        named = {key: own.get(row.get(key), row.get(key)) for key, own in words.items()}
+        named = {key: names.get(row.get(key), row.get(key)) for key, names in words.items()}
         whole = {**row, **named}
         copied = {key: whole.get(other) for key, other in self.keys.items()}
         texts = {key: text.format_map(whole) for key, text in self.texts.items()}
@@ -62,22 +61,18 @@ def _of(value: Any, result: "StudyResult") -> Any:
 
 def chosen(rows: Iterable[Row], where: Mapping[str, Any]) -> list[Row]:
     """The rows whose columns have these values, in their order, or in that of several values."""
-    found = [row for row in rows if all(_is(row.get(key), value) for key, value in where.items())]
+    matches = [row for row in rows if all(_is(row.get(key), value) for key, value in where.items())]
     for key, value in reversed(list(where.items())):
         if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
-            found.sort(key=partial(_place, list(value), key))
-    return found
+            matches.sort(key=lambda row, key=key, order=list(value): order.index(row.get(key)))  # type: ignore[misc]
+    return matches
 
 
-def _place(order: list[Any], key: str, row: Row) -> int:
-    return order.index(row.get(key))
-
-
-def _is(own: Any, value: Any) -> bool:
+def _is(content: Any, value: Any) -> bool:
     if value is KNOWN:
-        return own is not None
+        return content is not None
     is_several = isinstance(value, Collection) and not isinstance(value, str)
-    return bool(own in value if is_several else own == value)
+    return bool(content in value if is_several else content == value)
 
 
 def pick(*tables: str, words: Mapping[str, Any] | None = None, **where: Any) -> Pick:

@@ -3,7 +3,6 @@
 In: what the engine ran. Out: an object to look at, save, load and turn into a report.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.extras import report_library
-from layerleap.files import read_json, whole_file
+from layerleap.files import read_json, write_json
 from layerleap.study.picks import chosen
 
 if TYPE_CHECKING:
@@ -92,8 +91,8 @@ class StudyResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the artifacts, as plain JSON values."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {"format": FORMAT, **{k: v for k, v in values.items() if k != "artifacts"}}
+        names = [field.name for field in fields(self) if field.name != "artifacts"]
+        return {"format": FORMAT, **{name: getattr(self, name) for name in names}}
 
     def to_pandas(self, table: str) -> "pandas.DataFrame":
         """One of the tables as a data frame; `tables` has their names."""
@@ -104,9 +103,7 @@ class StudyResult:
 
     def save(self, path: str | Path) -> Path:
         """Write everything but the artifacts as one JSON file."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        with whole_file(Path(path)) as temporary:
-            temporary.write_text(text + "\n", encoding="utf8")
+        write_json(Path(path), self.to_dict())
         return Path(path)
 
     @classmethod

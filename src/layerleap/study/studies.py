@@ -30,9 +30,9 @@ _ADDED: dict[str, "Study[Any]"] = {}
 def _installed() -> dict[str, EntryPoint]:
     """Entry points of studies: those of papers in their order, others, and the library's own."""
     order = {name: number for number, name in enumerate(PAPERS)}
-    installed = sorted(entry_points(group=GROUP), key=lambda each: order.get(each.name, len(order)))
-    own = [EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()]
-    return {each.name: each for each in (*installed, *own)}
+    installed = sorted(entry_points(group=GROUP), key=lambda point: order.get(point.name, 99))
+    built_in = [EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()]
+    return {point.name: point for point in (*installed, *built_in)}
 
 
 def names() -> list[str]:

@@ -6,7 +6,7 @@ Maps are fitted on one side of the text; everything is measured on the other.
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from layerleap.arguments import check_fields
@@ -45,7 +45,7 @@ class TextSettings(Settings):
     max_tokens: int = option(128, "Longer texts are cut here.")
     per_document: int | None = option(256, "Texts of one document, at most.")
     field: str = option("text", "The key or column that holds the text in jsonl and parquet.")
-    held_out: float = option(0.25, "Share of documents that is never fitted on.")
+    held_out: float = option(0.25, "Share of documents that is never fitted on.", within=(0, 1))
     include_special: bool = option(False, "Masked models: special tokens may be masked and read.")
     starts: str | None = option(
         None, "File of real sequences from which a masked model samples its texts."
@@ -67,8 +67,6 @@ class TextSettings(Settings):
         for name in ("n_fit", "n_read"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise BadSettings(f"{name} is {value}; expected 1 or more")
-        if not 0 < self.held_out < 1:
-            raise BadSettings(f"held_out is {self.held_out}; expected a share between 0 and 1")
         _ = self.sampling  # refuses what cannot be cut
 
     def main_text(self, model: Transformer) -> str:
@@ -90,16 +88,8 @@ class TextSettings(Settings):
     @property
     def sampling(self) -> Sampling:
         """How texts are cut and positions chosen."""
-        return Sampling(
-            unit=self.unit,  # type: ignore[arg-type]
-            positions=self.positions or "one",
-            max_tokens=self.max_tokens,
-            field=self.field,
-            per_document=self.per_document,
-            held_out=self.held_out,
-            include_special=self.include_special,
-            seed=self.seed,
-        )
+        values = {field.name: getattr(self, field.name, None) for field in fields(Sampling)}
+        return Sampling(**{**values, "positions": self.positions or "one"})
 
 
 def trained_on(model: str, text: str, sampling: Sampling) -> Iterator[str]:
@@ -143,14 +133,8 @@ class TextContext(Context[TS]):
         self.note(*trained_on(self.model.identity.name, text, s.sampling))
         # One file for both sides, sampled for whichever needs more.
         needs = n_to_generate(s.n_fit, 1 - s.held_out), n_to_generate(s.n_read, s.held_out)
-        return resolve_text(
-            self.model,
-            text,
-            s.sampling,
-            self.progress,
-            s.starts if is_generated else None,
-            max(needs),
-        )
+        starts = s.starts if is_generated else None
+        return resolve_text(self.model, text, s.sampling, self.progress, starts, max(needs))
 
     def batches(
         self,
@@ -212,8 +196,8 @@ class TextContext(Context[TS]):
         counts = ("documents", "texts", "tokens", "rows", "fingerprint")
         row = {"role": role, "text": text, **{key: data.get(key) for key in counts}}
         self.account({**row, "seconds": round(time.monotonic() - started, 2)})
-        asked = {"fit": self.settings.n_fit, "read": self.settings.n_read}.get(role)
+        requested = {"fit": self.settings.n_fit, "read": self.settings.n_read}.get(role)
         texts = int(data.get("texts") or 0)
-        if asked is not None and texts < asked:
+        if requested is not None and texts < requested:
             purpose = "fit on" if role == "fit" else "read"
-            self.note(f"{text}: only {texts:,} of {asked:,} texts were found to {purpose}.")
+            self.note(f"{text}: only {texts:,} of {requested:,} texts were found to {purpose}.")

@@ -26,7 +26,7 @@ from layerleap.study.suitability.candidates import (
     layer_sets,
     outcome,
 )
-from layerleap.study.suitability.plan import answer_of
+from layerleap.study.suitability.chosen_plan import answer_of
 from made_evidence import made
 
 LAST = 6

@@ -8,14 +8,16 @@ inside the commands that need it, so that --help is fast.
 from typing import Annotated
 
 import typer
+from typer import Exit, Option
 
 import layerleap
 from layerleap.show.cli import concepts, fit, look
-from layerleap.show.cli.compare.commands import align, diff
+from layerleap.show.cli.compare import align, diff
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
+from layerleap.show.cli.patchscope import patchscope
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.terminal import out
 from layerleap.show.cli.training.finetune import finetune_command
@@ -43,6 +45,7 @@ app = typer.Typer(
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what training changed
       layerleap weights smollm2                            heads that copy or map
+      layerleap patchscope smollm2 "I saw the elephant"    a state in words
       layerleap debug smollm2                              a page to look inside
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -57,29 +60,17 @@ app.add_typer(import_app, name="import")
 
 
 @app.callback(invoke_without_command=True)
-def _top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def _top(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     if version:
         out.print(f"layerleap {layerleap.__version__}", highlight=False)
-        raise typer.Exit
+        raise Exit
 
 
-LOOKING = (
-    look.models,
-    look.tasks,
-    look.check,
-    look.read,
-    look.card,
-    concepts.index,
-    concepts.search,
-)
-for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, generate):
+LOOKING = (look.models, look.tasks, look.check, look.read, look.card)
+CONCEPTS = (concepts.index, concepts.search)
+BANKS = (fit.fit, fit.merge, evaluate, look.saturation, generate)
+for command in (*LOOKING, *CONCEPTS, *BANKS, align, diff, debug, weights, patchscope):
     app.command()(grouped(command))
-app.command()(grouped(align))
-app.command()(grouped(diff))
-app.command()(grouped(debug))
-app.command()(grouped(weights))
 app.command("tune")(grouped(tune_command))
 app.command("finetune")(grouped(finetune_command))
 import_app.command("mat")(grouped(fit.import_mat))

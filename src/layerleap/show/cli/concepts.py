@@ -4,48 +4,41 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import layerleap
 from layerleap.lens.vocabulary.settings import IndexSettings, SearchSide, Space, index_folder
 from layerleap.lens.vocabulary.store import check_none_building
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Json, Loading, Model, Text
-from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, show, tell
 from layerleap.zoo.catalog import MODEL_NAMES
-
-Index = Annotated[
-    Path | None,
-    typer.Option("--index", "-i", help="File of the index; by default the cached one."),
-    Check(preflight.index),
-]
 
 
 def index(
     model: Model,
     out_file: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="File for the index; by default cached."),
-        Check(preflight.index_target),
+        Option("--out", "-o", help="File for the index; by default cached."),
+        preflight.index_target,
     ] = None,
-    top: Annotated[int, typer.Option(help="Tokens to keep at both ends of a vector.")] = 50,
+    top: Annotated[int, Option(help="Tokens to keep at both ends of a vector.")] = 50,
     text: Text = None,
     texts: Annotated[
-        int, typer.Option(help="Sentences for natural ranges of coefficients; 0 for none.")
+        int, Option(help="Sentences for natural ranges of coefficients; 0 for none.")
     ] = 200,
     clusters: Annotated[
-        int | None, typer.Option(help="How many clusters; 0 for none. Default: one per 40 vectors.")
+        int | None, Option(help="How many clusters; 0 for none. Default: one per 40 vectors.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the clusters.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the clusters.")] = 0,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Read all neurons of MODEL in its vocabulary and keep the result, for search and debugging.
 
     For each value vector the index holds the tokens it promotes and suppresses most, its cluster,
-    and the range of its coefficient on a text. Interrupted, the same command goes on where it
-    stopped.
+    and the range of its coefficient on a text. Interrupted or killed, the same command continues
+    where it stopped.
 
     Example: layerleap index smollm2
     """
@@ -55,42 +48,39 @@ def index(
             check_none_building(index_folder(), model, asdict(settings))
         tell(f"reads the neurons of {model}, {texts:,} sentences for their ranges, and clusters")
         transformer = loading.load(model)
-        found = layerleap.index(
-            transformer,
-            out_file,
-            top=top,
-            text=text,
-            n_texts=texts,
-            clusters=clusters,
-            seed=seed,
-            tell=tell,
-            progress=progress,
+        how: dict[str, Any] = {"top": top, "text": text, "n_texts": texts, "clusters": clusters}
+        concepts = layerleap.index(
+            transformer, out_file, seed=seed, tell=tell, progress=progress, **how
         )
     if json:
-        print_json(found.to_dict())
-        return
-    _show_index(found)
+        print_json(concepts.to_dict())
+    else:
+        _show_index(concepts)
 
 
 def search(
     model: Model,
     query: Annotated[
-        str, typer.Argument(help="Words; 'guitar*' also matches 'guitars'."), Check(preflight.query)
+        str, Argument(help="Words; 'guitar*' also matches 'guitars'."), preflight.query
     ],
     top: Annotated[
-        int, typer.Option("--top", "-k", help="How many neurons."), preflight.at_least("top", 1)
+        int, Option("--top", "-k", help="How many neurons."), preflight.at_least("top", 1)
     ] = 10,
     side: Annotated[
         str,
-        typer.Option(help="Search the tokens that are 'promoted', 'suppressed', or 'both'."),
+        Option(help="Search the tokens that are 'promoted', 'suppressed', or 'both'."),
         preflight.choice("side", SearchSide),
     ] = "both",
     space: Annotated[
         str,
-        typer.Option(help="Match tokens 'with' a leading space, 'without' one, or 'any'."),
+        Option(help="Match tokens 'with' a leading space, 'without' one, or 'any'."),
         preflight.choice("space", Space),
     ] = "any",
-    index: Index = None,
+    index: Annotated[
+        Path | None,
+        Option("--index", "-i", help="File of the index; by default the cached one."),
+        preflight.index,
+    ] = None,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -107,14 +97,13 @@ def search(
         from layerleap.lens.vocabulary.index import ConceptIndex
 
         transformer = loading.load(model)
-        found: Any
         if index is not None:
-            found = ConceptIndex.open(transformer, index)
+            concepts = ConceptIndex.open(transformer, index)
         else:
             with TerminalProgress() as progress:
-                found = layerleap.index(transformer, tell=tell, progress=progress)
-        matches = found.search(query, top=top, side=side, space=space)
-        show(matches, json=json)
+                concepts = layerleap.index(transformer, tell=tell, progress=progress)
+        how: dict[str, Any] = {"side": side, "space": space}
+        show(concepts.search(query, top=top, **how), json=json)
 
 
 def _show_index(index: Any) -> None:

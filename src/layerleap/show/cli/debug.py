@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from layerleap.errors import BadSettings, LayerleapError
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Loading, Model, OtherModel
-from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, err, out, tell
 
 if TYPE_CHECKING:
@@ -20,27 +20,25 @@ def debug(
     model: Model,
     bank: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Folder or hub name of a bank to read through as well as the logit lens; "
             "'default' fits one once and caches it."
         ),
-        Check(preflight.bank),
+        preflight.bank,
     ] = None,
     other_model: OtherModel = False,
-    port: Annotated[int, typer.Option(help="Port of the page; 0 takes any free one.")] = 8123,
+    port: Annotated[int, Option(help="Port of the page; 0 takes any free one.")] = 8123,
     host: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Address to listen on. Other than this machine's own, it needs a link that works "
             "once, which is printed. The connection is not encrypted."
         ),
     ] = "127.0.0.1",
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Only print the address.")
-    ] = False,
+    no_browser: Annotated[bool, Option("--no-browser", help="Only print the address.")] = False,
     index: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--index/--no-index",
             help="Build the concept index first, or do without. By default it is used if it is "
             "there, and else offered: here on a terminal, and on the page.",
@@ -48,8 +46,8 @@ def debug(
     ] = None,
     index_file: Annotated[
         Path | None,
-        typer.Option("--index-file", help="File of the index; by default the cached one."),
-        Check(preflight.index),
+        Option("--index-file", help="File of the index; by default the cached one."),
+        preflight.index,
     ] = None,
     loading: Loading = Loading(),
 ) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Starts, Text
@@ -18,44 +18,42 @@ def evaluate(
     model: Model,
     bank: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Folder or hub name of a bank, or 'default'; repeat it to compare several. "
             "By default, the bank in the cache."
         ),
-        Check(preflight.bank),
+        preflight.bank,
     ] = None,
     other_model: OtherModel = False,
     text: Text = None,
     texts: Annotated[
-        int, typer.Option(help="Read this many texts."), preflight.at_least("texts", 1)
+        int, Option(help="Read this many texts."), preflight.at_least("texts", 1)
     ] = 300,
     unit: Annotated[
         str | None,
-        typer.Option(help="What one text is: sentence, paragraph or document. Default: as fitted."),
+        Option(help="What one text is: sentence, paragraph or document. Default: as fitted."),
         preflight.choice("unit", Unit),
     ] = None,
     positions: Annotated[
         str,
-        typer.Option(help="'one' random position per text, 'all', or 'every:N'."),
+        Option(help="'one' random position per text, 'all', or 'every:N'."),
         Check(lambda value, _: parse_positions(value)),
     ] = "one",
     field: Annotated[
-        str | None, typer.Option(help="The key or column of the text in jsonl and parquet.")
+        str | None, Option(help="The key or column of the text in jsonl and parquet.")
     ] = None,
     side: Annotated[
         str | None,
-        typer.Option(
-            help="'held-out', 'fit' or 'both'. Default: all documents no bank was fitted on."
-        ),
+        Option(help="'held-out', 'fit' or 'both'. Default: all documents no bank was fitted on."),
         preflight.choice("side", Side),
     ] = None,
     keep_fitted: Annotated[
-        bool, typer.Option("--keep-fitted", help="Also read documents a bank was fitted on.")
+        bool, Option("--keep-fitted", help="Also read documents a bank was fitted on.")
     ] = False,
     starts: Starts = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write page, figure, CSV and JSON into this folder."),
+        Option("--out", "-o", help="Write page, figure, CSV and JSON into this folder."),
         preflight.report_folder("evaluation.html", "report of an evaluation"),
         preflight.extras("report", "matplotlib"),
     ] = None,
@@ -76,16 +74,15 @@ def evaluate(
         from layerleap.maps.fit import find_bank
 
         transformer = loading.load(model)
-        names = bank or ["default"]
         banks: dict[str, Any] = {}
-        for name in names:
+        for name in bank or ["default"]:
             label = Path(name).name
             label = label if label not in banks else name
             banks[label] = find_bank(
                 transformer, name, other_model=other_model, tell=tell, progress=progress
             )
-        given = {"unit": unit, "positions": positions, "field": field}
-        chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        cutting = {"unit": unit, "positions": positions, "field": field}
+        chosen: dict[str, Any] = {k: v for k, v in cutting.items() if v is not None}
         sampling = replace(sampling_of(next(iter(banks.values()))), **chosen)
         evaluation = evaluate(
             transformer,

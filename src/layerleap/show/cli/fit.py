@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import layerleap
 from layerleap.maps.settings import read_ridge
@@ -19,9 +19,7 @@ from layerleap.show.cli.options import (
     Rank,
     Starts,
     Text,
-    load_model,
 )
-from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.stream.sampling import read_shard
 
@@ -30,35 +28,32 @@ def fit(
     model: Model,
     text: Text = None,
     out_folder: Out = Path("bank"),
-    texts: Annotated[
-        int | None, typer.Option(help="How many texts to fit on; all by default.")
-    ] = None,
+    texts: Annotated[int | None, Option(help="How many texts to fit on; all by default.")] = None,
     pairs: Annotated[
         str,
-        typer.Option(help="'final': to the last layer; 'all': every pair."),
+        Option(help="'final': to the last layer; 'all': every pair."),
         preflight.choice("pairs", ("final", "all")),
     ] = "final",
     parts: Annotated[
-        bool,
-        typer.Option("--parts", help="Also fit maps that replace attention, FFN and norms."),
+        bool, Option("--parts", help="Also fit maps that replace attention, FFN and norms.")
     ] = False,
     cutting: Cutting = Cutting(),
     starts: Starts = None,
-    intercept: Annotated[bool, typer.Option("--intercept", help="Fit a bias too.")] = False,
+    intercept: Annotated[bool, Option("--intercept", help="Fit a bias too.")] = False,
     ridge: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Penalty as a fraction of the mean eigenvalue, or 'auto': chosen on a tenth of "
             "the documents. Default: chosen up to ten rows per direction, else 0."
         ),
-        Check(preflight.solving),
+        preflight.solving,
     ] = None,
     rank: Rank = None,
     no_evaluate: NoEvaluate = False,
     shard: Annotated[
         str | None,
-        typer.Option(help="'0/4': do the first of four parts and save its statistics for merge."),
-        Check(preflight.shard),
+        Option(help="'0/4': do the first of four parts and save its statistics for merge."),
+        preflight.shard,
     ] = None,
     force: Force = False,
     loading: Loading = Loading(),
@@ -66,9 +61,9 @@ def fit(
 ) -> None:
     """Fit linear shortcuts for MODEL in one pass over a text, and save them as a bank.
 
-    Interrupted or killed, the same command continues where it stopped. A bank that is there is
-    only replaced with --force. Under torchrun the
-    processes share the work; --shard divides it between machines by hand.
+    Interrupted or killed, the same command continues where it stopped. An existing bank is only
+    replaced with --force. Under torchrun the processes share the work; --shard divides it between
+    machines by hand.
 
     Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
     """
@@ -87,35 +82,22 @@ def fit(
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         if work.exists():
             tell(f"continuing from the checkpoint {work}")
-        how: dict[str, Any] = {
-            "starts": starts,
-            "n_texts": texts,
-            "pairs": pairs,
-            "parts": parts,
-            "checkpoint": work,
-            "progress": progress,
-        }
+        how: dict[str, Any] = {"starts": starts, "n_texts": texts, "pairs": pairs, "parts": parts}
+        how |= {"checkpoint": work, "progress": progress}
         if part:
-            tally = collect(
-                transformer,
-                text,
-                sampling,
-                shard=part,
-                choose_ridge=number == "auto",
-                solving=solving,
-                **how,
-            )
+            how |= {"shard": part, "choose_ridge": number == "auto", "solving": solving}
+            tally = collect(transformer, text, sampling, **how)
             tally.save(out_folder)
             finish(work)
             out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")
             return
         bank = fit(transformer, text, sampling, **solving, evaluate=not no_evaluate, **how)
-        if world()[0] == 0:
+        is_first = world()[0] == 0
+        if is_first:
             bank.save_pretrained(out_folder)
         finish(work)
-        if world()[0] != 0:
-            return
-    _show_bank(bank, out_folder, json)
+    if is_first:
+        _show_bank(bank, out_folder, json)
 
 
 def _show_bank(bank: Any, folder: Path, json: bool) -> None:
@@ -132,18 +114,18 @@ def _show_bank(bank: Any, folder: Path, json: bool) -> None:
 
 
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="The files of all shards.")],
+    files: Annotated[list[Path], Argument(help="The files of all shards.")],
     out_folder: Out = Path("bank"),
     intercept: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--intercept/--no-intercept", help="Fit a bias. By default, as the shards were fitted."
         ),
     ] = None,
     ridge: Annotated[
         str | None,
-        typer.Option(help="A number or 'auto'. By default, as the shards were fitted."),
-        Check(preflight.solving),
+        Option(help="A number or 'auto'. By default, as the shards were fitted."),
+        preflight.solving,
     ] = None,
     rank: Rank = None,
     force: Force = False,
@@ -167,19 +149,15 @@ def merge(
 
 
 Folder = Annotated[
-    Path, typer.Argument(exists=True, file_okay=False, help="Folder with the published maps.")
+    Path, Argument(exists=True, file_okay=False, help="Folder with the published maps.")
 ]
-Of = Annotated[
-    str,
-    typer.Option("--model", "-m", help="The model the maps belong to."),
-    Check(preflight.model),
-]
+Of = Annotated[str, Option("--model", "-m", help="The model the maps belong to."), preflight.model]
 
 
 def _imported(kind: str, folder: Path, model: str, out_folder: Path) -> None:
     with clean_errors():
         importer = {"mat": layerleap.import_mat, "tuned-lens": layerleap.import_tuned_lens}[kind]
-        bank = importer(folder, load_model(model))
+        bank = importer(folder, Loading().load(model))
         bank.save_pretrained(out_folder)
         out.print(f"{bank!r}: {out_folder}", highlight=False, soft_wrap=True)
 

@@ -6,69 +6,64 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from layerleap.act.spelling import Policy, read_layers, read_rule
 from layerleap.errors import BadSettings
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import (
-    Blocks,
-    Dtype,
-    Json,
-    Laws,
-    Model,
-    OtherModel,
-    Revision,
-    Tail,
-    load_model,
+from layerleap.show.cli.options import Json, Loading, Model, OtherModel
+from layerleap.show.cli.terminal import (
+    TerminalProgress,
+    clean_errors,
+    out,
+    print_json,
+    tell,
+    write_html,
 )
-from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to continue; '-' reads standard input.")],
+    prompt: Annotated[str, Argument(help="Text to continue; '-' reads standard input.")],
     bank: Annotated[
         str | None,
-        typer.Option(help="Folder or hub name of a bank. Default: fit one once and cache it."),
-        Check(preflight.bank),
+        Option(help="Folder or hub name of a bank. Default: fit one once and cache it."),
+        preflight.bank,
     ] = None,
     no_bank: Annotated[
-        bool, typer.Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
+        bool, Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
     ] = False,
     other_model: OtherModel = False,
     edit: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Change a neuron while generating: L12.N34=5 sets neuron 34 of block 12 to 5, *2 "
             "scales, +3 adds, =off switches it off; @last, @generated or @0,3 chooses positions. "
             "Can be given several times."
         ),
-        Check(preflight.edit),
+        preflight.edit,
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Maximum number of tokens.")] = 60,
+    tokens: Annotated[int, Option("--tokens", "-n", help="Maximum number of tokens.")] = 60,
     stop: Annotated[
-        list[str] | None,
-        typer.Option(help="Stop after this string. Can be given several times."),
+        list[str] | None, Option(help="Stop after this string. Can be given several times.")
     ] = None,
     exit: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Exit early by a rule instead of decoding exactly: similarity:0.95, "
             "top-probability:0.9, entropy:0.5, patience:3, fixed:20, gap:0.8 or never; or by the "
             "plan.json that `study suitability` wrote."
         ),
-        Check(preflight.exit_rule),
+        preflight.exit_rule,
     ] = None,
     checks: Annotated[
         str | None,
-        typer.Option(help="Layers at which to check the rule, separated by commas. Default: all."),
-        Check(preflight.checked_layers),
+        Option(help="Layers at which to check the rule, separated by commas. Default: all."),
+        preflight.checked_layers,
     ] = None,
     policy: Annotated[
         str,
-        typer.Option(
+        Option(
             help="How to fill the cache of skipped layers: recompute (run them later, exact), "
             "propagate (use the state at the exit), shortcut (use the bank's prediction)."
         ),
@@ -76,38 +71,34 @@ def generate(
     ] = "recompute",
     strict: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--strict/--fast",
             help="In dtypes below float32, keep the bits of generate, or not. Default: where "
             "several tokens per pass allow it.",
         ),
     ] = None,
     sample: Annotated[
-        bool, typer.Option("--sample", help="Sample tokens instead of taking the most likely.")
+        bool, Option("--sample", help="Sample tokens instead of taking the most likely.")
     ] = False,
-    temperature: Annotated[float, typer.Option(help="Set the temperature for --sample.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Set the random seed for --sample.")] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
+    temperature: Annotated[float, Option(help="Set the temperature for --sample.")] = 1.0,
+    seed: Annotated[int, Option(help="Set the random seed for --sample.")] = 0,
+    chat: Annotated[bool, Option("--chat", help="Use the model's chat template.")] = False,
     compare: Annotated[
-        bool, typer.Option(help="Measure the agreement with the full model after --exit.")
+        bool, Option(help="Measure the agreement with the full model after --exit.")
     ] = True,
     against: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--against-generate",
             help="Also decode with transformers' own loop, and show where the texts diverge.",
         ),
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option(help="Also write the coloured text to this HTML file."),
-        Check(preflight.target_file),
+        Option(help="Also write the coloured text to this HTML file."),
+        preflight.target_file,
     ] = None,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
-    laws: Laws = "strict",
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Continue PROMPT: exactly and faster than one token per pass, or exiting early.
@@ -134,8 +125,8 @@ def generate(
         how: dict[str, Any] = {"max_new_tokens": tokens, "chat": chat, "stop_strings": stop or None}
         how |= {"do_sample": True, "temperature": temperature} if sample else {}
         exits = {**_exit(exit), "checks": read_layers(checks) if checks else None, "policy": policy}
-        edits = [parse_edit(text) for text in edit or ()]
-        transformer = load_model(model, blocks, tail, revision, dtype, laws)
+        edits = how["edits"] = [parse_edit(text) for text in edit or ()]
+        transformer = loading.load(model)
         if exit is None and not json:
             tell("measuring the cost of passes over several tokens; this takes a few seconds")
         torch.manual_seed(seed)
@@ -149,7 +140,6 @@ def generate(
                 strict=strict,
                 other_model=other_model,
                 compare=compare,
-                edits=edits,
                 on_token=painter,
                 tell=tell,
                 progress=progress,
@@ -158,9 +148,9 @@ def generate(
             )
         if painter is not None:
             painter.end(str(generation.stats))
-            for one in edits:
-                remark = one.remark(transformer)
-                tell(f"with an edit: {edit_sentence(one)}{remark and f' ({remark})'}")
+            for parsed in edits:
+                remark = parsed.remark(transformer)
+                tell(f"with an edit: {edit_sentence(parsed)}{remark and f' ({remark})'}")
             if (departure := generation.departure) is not None:
                 tell(
                     f"departs from the full model's text at new token {departure['place'] + 1}: "
@@ -169,13 +159,9 @@ def generate(
                 )
         if against:
             torch.manual_seed(seed)
-            theirs = generate(transformer, prompt, decoder="transformers", edits=edits, **how)
+            theirs = generate(transformer, prompt, decoder="transformers", **how)
             tell(f"against generate: {_compared(transformer, generation, theirs)}")
-        if html is not None:
-            from layerleap.results.page import write_page
-
-            head = generation.head(transformer.identity.name)
-            tell(f"page: {write_page(html, head, generation)}")
+        write_html(html, lambda: generation.head(transformer.identity.name), generation)
         if json:
             print_json(generation.to_dict())
 

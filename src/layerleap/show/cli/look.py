@@ -3,12 +3,28 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Json, Loading, Model, OtherModel, Prompt, parse_words
-from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, show, tell
+from layerleap.show.cli.options import (
+    Bank,
+    Html,
+    Json,
+    Loading,
+    Model,
+    OtherModel,
+    Prompt,
+    parse_words,
+)
+from layerleap.show.cli.terminal import (
+    TerminalProgress,
+    clean_errors,
+    out,
+    print_json,
+    show,
+    tell,
+    write_html,
+)
 
 
 def models(json: Json = False) -> None:
@@ -27,46 +43,44 @@ def models(json: Json = False) -> None:
         rows = [entry.to_dict() for entry in inventory()]
         if json:
             print_json(rows)
-            return
-        from layerleap.show.cli.tables import inventory_table
+        else:
+            from layerleap.show.cli.tables import inventory_table
 
-        out.print(inventory_table(rows))
+            out.print(inventory_table(rows))
 
 
 def tasks(
     model: Annotated[
         str | None,
-        typer.Argument(help="Measure this model: a bundled or hub name, folder or GGUF file."),
-        Check(preflight.model),
+        Argument(help="Measure this model: a bundled or hub name, folder or GGUF file."),
+        preflight.model,
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="A bundled task, or a .jsonl, .csv or .parquet file with the fields text and "
             "label; repeat it. All bundled ones by default."
         ),
-        Check(preflight.task),
+        preflight.task,
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="How a text becomes a prompt, with {text} in it.")
+        str | None, Option(help="How a text becomes a prompt, with {text} in it.")
     ] = None,
-    field: Annotated[str, typer.Option(help="The field of files that holds the text.")] = "text",
-    label: Annotated[str, typer.Option(help="The field of files that holds the answer.")] = "label",
+    field: Annotated[str, Option(help="The field of files that holds the text.")] = "text",
+    label: Annotated[str, Option(help="The field of files that holds the answer.")] = "label",
     labels: Annotated[
-        str | None, typer.Option(help="Words for its values, such as 0=Negative,1=Positive.")
+        str | None, Option(help="Words for its values, such as 0=Negative,1=Positive.")
     ] = None,
     answers: Annotated[
         str,
-        typer.Option(help="token: answers of one token; sequence: score answers of any length."),
+        Option(help="token: answers of one token; sequence: score answers of any length."),
         preflight.choice("answers", ("token", "sequence")),
     ] = "token",
     queries: Annotated[
-        int, typer.Option(help="Queries per seed, at most."), preflight.at_least("queries", 1)
+        int, Option(help="Queries per seed, at most."), preflight.at_least("queries", 1)
     ] = 100,
     seeds: Annotated[
-        int,
-        typer.Option(help="How often demonstrations are drawn."),
-        preflight.at_least("seeds", 1),
+        int, Option(help="How often demonstrations are drawn."), preflight.at_least("seeds", 1)
     ] = 3,
     loading: Loading = Loading(),
     json: Json = False,
@@ -83,12 +97,11 @@ def tasks(
         from layerleap.stream.tasks.load import parse_labels
 
         words = None if labels is None else parse_labels(labels)
-        wanted = [name for given in task or names() for name in given.split(",") if name]
-        chosen = [
-            load(name, template=template, field=field, label=label, labels=words) for name in wanted
-        ]
+        how: dict[str, Any] = {"template": template, "field": field, "label": label}
+        listed = [name for names_ in task or names() for name in names_.split(",") if name]
+        chosen = [load(name, labels=words, **how) for name in listed]
         if model is None:
-            rows = [one.to_dict() for one in chosen]
+            rows = [task_.to_dict() for task_ in chosen]
         else:
             many = f"{len(chosen)} tasks, {seeds} draws of {queries} queries"
             tell(f"measures {model} on {many} for each number of demonstrations")
@@ -96,17 +109,9 @@ def tasks(
 
             transformer = loading.load(model)
             with TerminalProgress() as progress:
-                rows = [
-                    in_context(
-                        transformer,
-                        one,
-                        queries=queries,
-                        seeds=range(seeds),
-                        answers=answers,  # type: ignore[arg-type]
-                        progress=progress,
-                    ).to_dict()
-                    for one in chosen
-                ]
+                how = {"queries": queries, "seeds": range(seeds), "answers": answers}
+                accuracies = [in_context(transformer, t, progress=progress, **how) for t in chosen]
+                rows = [accuracy.to_dict() for accuracy in accuracies]
         if json:
             print_json(rows)
             return
@@ -115,11 +120,7 @@ def tasks(
         out.print(rows_table(TASKS, rows) if model is None else accuracy_table(rows))
 
 
-def check(
-    model: Model,
-    loading: Loading = Loading(),
-    json: Json = False,
-) -> None:
+def check(model: Model, loading: Loading = Loading(), json: Json = False) -> None:
     """Verify that MODEL can be read: run all laws; exit code 0 only if all of them hold.
 
     No tokenizer is needed.
@@ -131,18 +132,11 @@ def check(
         from layerleap.models.load import load_bare
 
         bare = load_bare(model, tell=tell, revision=loading.revision, dtype=loading.dtype)
-        found = check(
-            bare,
-            laws=loading.laws,  # type: ignore[arg-type]  # checked there
-            blocks=loading.blocks,
-            tail=parse_words(loading.tail),
-        )
-        if json:
-            print_json(found.to_dict())
-        else:
-            out.print(found)
-    if any(one.status == "fails" for one in found):
-        raise typer.Exit(1)
+        how: dict[str, Any] = {"laws": loading.laws, "blocks": loading.blocks}
+        verdicts = check(bare, tail=parse_words(loading.tail), **how)
+        show(verdicts, json=json)
+    if any(verdict.status == "fails" for verdict in verdicts):
+        raise Exit(1)
 
 
 def read(
@@ -150,27 +144,22 @@ def read(
     text: Prompt,
     bank: Annotated[
         str | None,
-        typer.Option(
-            help="Folder or hub name of a bank. By default, one is fitted once and cached."
-        ),
-        Check(preflight.bank),
+        Option(help="Folder or hub name of a bank. By default, one is fitted once and cached."),
+        preflight.bank,
     ] = None,
-    no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens.")] = False,
+    no_bank: Annotated[bool, Option("--no-bank", help="Only the logit lens.")] = False,
     other_model: OtherModel = False,
     position: Annotated[
-        int | None, typer.Option(help="Which token's reading to show; the last by default.")
+        int | None, Option(help="Which token's reading to show; the last by default.")
     ] = None,
     top_k: Annotated[
-        int, typer.Option(help="How many tokens per layer."), preflight.at_least("top_k", 1)
+        int, Option(help="How many tokens per layer."), preflight.at_least("top_k", 1)
     ] = 3,
     target: Annotated[
-        str | None,
-        typer.Option(help="What an encoder-decoder writes for TEXT; this is what is read."),
+        str | None, Option(help="What an encoder-decoder writes for TEXT; this is what is read.")
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(help="Also write all positions as a page."),
-        Check(preflight.target_file),
+        Path | None, Option(help="Also write all positions as a page."), preflight.target_file
     ] = None,
     loading: Loading = Loading(),
     json: Json = False,
@@ -189,26 +178,24 @@ def read(
 
         transformer = loading.load(model)
         with TerminalProgress() as progress:
-            wanted = None if no_bank else bank or "default"
             shortcuts = find_bank(
-                transformer, wanted, other_model=other_model, tell=tell, progress=progress
+                transformer,
+                None if no_bank else bank or "default",
+                other_model=other_model,
+                tell=tell,
+                progress=progress,
             )
         lens = Lens(transformer, shortcuts)
         if shortcuts is not None:
             rows = shortcuts.data.get("rows_fitted")
             source = f", fitted on {shortcuts.data.get('text')}, {rows:,} rows" if rows else ""
             tell(f"{shortcuts!r}{source}")
-        given: Any = text if target is None else (text, target)
+        prompt: Any = text if target is None else (text, target)
         if position is None and not (html or json):
-            position = lens.last_position(given)  # all that will be shown
-        readings = lens.read(
-            given, positions=None if html or position is None else [position], top_k=top_k
-        )
-        if html:
-            from layerleap.results.page import write_page
-
-            head = readings.head(transformer.identity.name, text)
-            tell(f"all positions: {write_page(html, head, readings)}")
+            position = lens.last_position(prompt)  # all that will be shown
+        positions = None if html or position is None else [position]
+        readings = lens.read(prompt, positions=positions, top_k=top_k)
+        write_html(html, lambda: readings.head(transformer.identity.name, text), readings)
         if json:
             print_json(readings.to_dict())
             return
@@ -218,26 +205,14 @@ def read(
 def saturation(
     model: Model,
     text: Prompt,
-    ranks: Annotated[int, typer.Option("--ranks", "-k", help="How many ranks.")] = 5,
+    ranks: Annotated[int, Option("--ranks", "-k", help="How many ranks.")] = 5,
     position: Annotated[
         list[int] | None,
-        typer.Option(
-            help="Which tokens to show, negative from the end; repeat it. All by default."
-        ),
+        Option(help="Which tokens to show, negative from the end; repeat it. All by default."),
     ] = None,
-    bank: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or hub name of a bank to read through as well as the logit lens."
-        ),
-        Check(preflight.bank),
-    ] = None,
+    bank: Bank = None,
     other_model: OtherModel = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Also write the strip as a page."),
-        Check(preflight.target_file),
-    ] = None,
+    html: Html = None,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -255,15 +230,11 @@ def saturation(
         transformer = loading.load(model)
         lens = Lens(transformer, find_bank(transformer, bank, other_model=other_model))
         strip = lens.saturation(text, positions=position or None, k=ranks)
-        if html:
-            from layerleap.results.page import write_page
-
-            head = strip.head(transformer.identity.name, text)
-            tell(f"the strip: {write_page(html, head, strip)}")
+        write_html(html, lambda: strip.head(transformer.identity.name, text), strip)
         show(strip, json=json)
 
 
-def card(bank: Annotated[str, typer.Argument(help="Folder or hub name of a bank.")]) -> None:
+def card(bank: Annotated[str, Argument(help="Folder or hub name of a bank.")]) -> None:
     """Show a bank's model, training text and scores.
 
     Example: layerleap card bank

@@ -10,20 +10,20 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 import layerleap
 from layerleap.show.cli import preflight
-from layerleap.show.cli.preflight import Check, run_checks
+from layerleap.show.cli.preflight import run_checks
 from layerleap.show.cli.terminal import clean_errors, tell
 
 Model = Annotated[
-    str, typer.Argument(help="Bundled name, hub name, folder or GGUF file."), Check(preflight.model)
+    str, Argument(help="Bundled name, hub name, folder or GGUF file."), preflight.model
 ]
-Prompt = Annotated[str, typer.Argument(help="What to read; for masked models with the mask token.")]
+Prompt = Annotated[str, Argument(help="What to read; for masked models with the mask token.")]
 Text = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--text",
         "-t",
         help="wikipedia, enwik8 (far more articles), news, reviews (of films), 'generated' "
@@ -34,62 +34,39 @@ Text = Annotated[
         "spoken (by espeak-ng), a .wav file with its transcript as .txt beside it, or a folder of "
         "these.",
     ),
-    Check(preflight.text),
+    preflight.text,
 ]
 Bank = Annotated[
-    str | None, typer.Option("--bank", help="Folder or hub name of a bank."), Check(preflight.bank)
-]
-Out = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder for the bank."), Check(preflight.bank_folder)
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace the result of an earlier run.")]
-Html = Annotated[
-    Path | None, typer.Option(help="Also write the result as a page."), Check(preflight.target_file)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Blocks = Annotated[str | None, typer.Option(help="Path of the list of blocks, if discovery fails.")]
-Tail = Annotated[
-    str | None, typer.Option(help="Paths of the modules after the last block, separated by commas.")
-]
-Revision = Annotated[str | None, typer.Option(help="Hub revision of the model.")]
-Dtype = Annotated[
     str | None,
-    typer.Option(help="float32, bfloat16, ... By default, as saved."),
-    preflight.choice("dtype", preflight.DTYPES),
+    Option(help="Folder or hub name of a bank to read through as well as the logit lens."),
+    preflight.bank,
 ]
-Laws = Annotated[
-    str,
-    typer.Option(
-        help="'loose' reads a model whose rows depend on their batch, such as one with activations "
-        "quantised per batch; every result then says so."
-    ),
-    preflight.choice("laws", ("strict", "loose")),
+Html = Annotated[
+    Path | None, Option(help="Also write the result as a page."), preflight.target_file
 ]
+Out = Annotated[Path, Option("--out", "-o", help="Folder for the bank."), preflight.bank_folder]
+Force = Annotated[bool, Option("--force", help="Replace the result of an earlier run.")]
+Json = Annotated[bool, Option("--json", help="Print JSON for programs.")]
 OtherModel = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--other-model",
         help="Allow a bank of another model of the same class and width, such as the base of a "
         "fine-tuned one.",
     ),
 ]
-Unit = Annotated[str, typer.Option(help="What one text is: sentence, paragraph or document.")]
-Positions = Annotated[
-    str, typer.Option(help="'one' random position per text, 'all', or 'every:N'.")
-]
+Unit = Annotated[str, Option(help="What one text is: sentence, paragraph or document.")]
+Positions = Annotated[str, Option(help="'one' random position per text, 'all', or 'every:N'.")]
 Starts = Annotated[
     str | None,
-    typer.Option(help="File of real sequences from which a masked model draws its texts."),
-    Check(preflight.text),
+    Option(help="File of real sequences from which a masked model draws its texts."),
+    preflight.text,
 ]
 Rank = Annotated[
-    int | None,
-    typer.Option(help="Keep only this many directions of each map."),
-    Check(preflight.solving),
+    int | None, Option(help="Keep only this many directions of each map."), preflight.solving
 ]
 NoEvaluate = Annotated[
-    bool,
-    typer.Option("--no-evaluate", help="Leave out the scores on held-out documents in the card."),
+    bool, Option("--no-evaluate", help="Leave out the scores on held-out documents in the card.")
 ]
 
 
@@ -97,15 +74,32 @@ NoEvaluate = Annotated[
 class Loading:
     """How a model is loaded."""
 
-    blocks: Blocks = None
-    tail: Tail = None
-    revision: Revision = None
-    dtype: Dtype = None
-    laws: Laws = "strict"
+    blocks: Annotated[str | None, Option(help="Path of the blocks, if discovery fails.")] = None
+    tail: Annotated[
+        str | None, Option(help="Paths of the modules after the last block, separated by commas.")
+    ] = None
+    revision: Annotated[str | None, Option(help="Hub revision of the model.")] = None
+    dtype: Annotated[
+        str | None,
+        Option(help="float32, bfloat16, ... By default, as saved."),
+        preflight.choice("dtype", preflight.DTYPES),
+    ] = None
+    laws: Annotated[
+        str,
+        Option(
+            help="'loose' reads a model whose rows depend on their batch, such as one with "
+            "activations quantised per batch; every result then says so."
+        ),
+        preflight.choice("laws", ("strict", "loose")),
+    ] = "strict"
 
     def load(self, model: str) -> Any:
         """The model, wrapped."""
-        return load_model(model, self.blocks, self.tail, self.revision, self.dtype, self.laws)
+        given = {"revision": self.revision, "dtype": self.dtype}
+        options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        options |= {"blocks": self.blocks, "tail": parse_words(self.tail), "laws": self.laws}
+        tell(f"loading {model}")  # before the first slow import
+        return layerleap.load(model, tell=tell, **options)
 
 
 @dataclass(frozen=True)
@@ -114,16 +108,14 @@ class Cutting:
 
     unit: Unit = "sentence"
     positions: Positions = "one"
-    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut here.")] = 128
+    max_tokens: Annotated[int, Option(help="Longer texts are cut here.")] = 128
     field: Annotated[
-        str, typer.Option(help="The key or column that holds the text in jsonl and parquet.")
+        str, Option(help="The key or column that holds the text in jsonl and parquet.")
     ] = "text"
     held_out: Annotated[
-        float, typer.Option(help="Share of documents that is never fitted or trained on.")
+        float, Option(help="Share of documents that is never fitted or trained on.")
     ] = 0.25
-    seed: Annotated[
-        int, typer.Option(help="Decides which documents, texts and positions are used.")
-    ] = 0
+    seed: Annotated[int, Option(help="Decides which documents, texts and positions are used.")] = 0
 
     def sampling(self) -> Any:
         """As `Sampling`, which checks the values."""
@@ -140,7 +132,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         kind = parameter.annotation
         if is_dataclass(kind):
             groups[name], hints = kind, get_type_hints(kind, include_extras=True)
-            parameters |= {each.name: (hints[each.name], each.default) for each in fields(kind)}
+            parameters |= {field.name: (hints[field.name], field.default) for field in fields(kind)}
         else:
             parameters[name] = (kind, parameter.default)
 
@@ -148,7 +140,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         with clean_errors():
             run_checks({name: kind for name, (kind, _) in parameters.items()}, values)
             for name, kind in groups.items():
-                values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+                chosen = {field.name: values.pop(field.name) for field in fields(kind)}
+                values[name] = kind(**chosen)
                 if hasattr(kind, "check"):
                     values[name].check()
         command(**values)
@@ -163,34 +156,20 @@ def unwrapped(text: str) -> str:
     return "\n\n".join(re.sub(r"\n(?! )", " ", paragraph) for paragraph in paragraphs)
 
 
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
 def with_signature(
     function: Callable[..., None], parameters: dict[str, tuple[Any, Any]]
 ) -> Callable[..., None]:
     """Show the function to typer with these parameters: (annotation, default) by name."""
-    named = inspect.Parameter.KEYWORD_ONLY
     function.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
     shown = [
-        inspect.Parameter(name, named, default=default, annotation=kind)
+        inspect.Parameter(name, _KEYWORD, default=default, annotation=kind)
         for name, (kind, default) in parameters.items()
     ]
     function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return function
-
-
-def load_model(
-    model: str,
-    blocks: str | None = None,
-    tail: str | None = None,
-    revision: str | None = None,
-    dtype: str | None = None,
-    laws: str = "strict",
-) -> Any:
-    """Load a model, with paths given by hand and options of `from_pretrained`."""
-    options = {"revision": revision, "dtype": dtype}
-    chosen: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    chosen |= {"laws": laws, "tell": tell}
-    tell(f"loading {model}")  # before the first slow import
-    return layerleap.load(model, blocks=blocks, tail=parse_words(tail), **chosen)
 
 
 def parse_words(text: str | None) -> list[str] | None:

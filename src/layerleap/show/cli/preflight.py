@@ -3,9 +3,9 @@
 In: the options of a command, each with the checks in its annotation, and their values.
 Out: nothing, or an error in one line.
 
-An option says how it is checked where it is declared: `Annotated[str, typer.Option(...),
-Check(text)]`, and `grouped` runs the checks of every command. They call the functions that validate
-later, too; what only the loaded model can tell is left to those. No torch is imported here.
+An option says how it is checked where it is declared: `Annotated[str, Option(...), text]`, and
+`grouped` runs the checks of every command. They call the functions that validate later, too; what
+only the loaded model can tell is left to those. No torch is imported here.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,28 +40,34 @@ class Check:
 
     run: Callable[[Any, Arguments], None]
 
+    def __call__(self, value: Any, arguments: Arguments) -> None:
+        """Raise an error in one line if the value cannot be used."""
+        self.run(value, arguments)
+
 
 def run_checks(kinds: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Run the checks of all parameters; those of models come first."""
     arguments = Arguments(values)
-    found = [
+    checks = [
         (check, values.get(name))
         for name, kind in kinds.items()
         if get_origin(kind) is not None
         for check in get_args(kind)
         if isinstance(check, Check)
     ]
-    for check, value in sorted(found, key=lambda pair: pair[0].run is not model):
-        for one in value if isinstance(value, list) else [value]:
-            if one is not None:
-                check.run(one, arguments)
+    for check, value in sorted(checks, key=lambda pair: pair[0] is not model):
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None:
+                check(item, arguments)
 
 
+@Check
 def model(name: str, arguments: Arguments) -> None:
     """The model is there; its configuration is kept for the other checks."""
     arguments.models.append(facts_of(name, arguments.values.get("revision")))
 
 
+@Check
 def text(source: str, arguments: Arguments) -> None:
     """The text, images or recordings are there, and their first record can be read."""
     from layerleap.stream.places import CHECKS
@@ -70,6 +76,7 @@ def text(source: str, arguments: Arguments) -> None:
         CHECKS[arguments.model.reads](source, arguments.values.get("field", "text"))
 
 
+@Check
 def task(source: str, arguments: Arguments) -> None:
     """The task is bundled, or its file is there and can be read."""
     from layerleap.stream.tasks.load import load, parse_labels
@@ -81,6 +88,7 @@ def task(source: str, arguments: Arguments) -> None:
         load(name, labels=words, **{k: v for k, v in how.items() if v is not None})
 
 
+@Check
 def bank(name: str, arguments: Arguments) -> None:
     """The bank is there, and its card says that it belongs to a model of this shape."""
     from layerleap.maps.artifact import BANK
@@ -90,14 +98,16 @@ def bank(name: str, arguments: Arguments) -> None:
         BANK.check_shape(card, arguments.model)
 
 
+@Check
 def edit(spec: str, arguments: Arguments) -> None:
     """The edit can be read, and its block and neuron exist."""
     from layerleap.act.spelling import read_edit
 
-    typed = read_edit(spec)
-    arguments.model.check_part(typed.block, neuron=typed.neuron)
+    parsed = read_edit(spec)
+    arguments.model.check_part(parsed.block, neuron=parsed.neuron)
 
 
+@Check
 def address(name: str, arguments: Arguments) -> None:
     """The parameter's name can be read, and its block, neuron or head exists."""
     from layerleap.lens.vocabulary.addresses import parse_address
@@ -106,6 +116,7 @@ def address(name: str, arguments: Arguments) -> None:
     arguments.model.check_part(place.block, neuron=place.neuron, head=place.head)
 
 
+@Check
 def exit_rule(text: str, arguments: Arguments) -> None:
     """The rule is known and has its number, or the plan is there and fits the model."""
     from layerleap.act.spelling import read_plan, read_rule
@@ -120,6 +131,7 @@ def exit_rule(text: str, arguments: Arguments) -> None:
         bank(plan["bank"], arguments)
 
 
+@Check
 def checked_layers(text: str, arguments: Arguments) -> None:
     """The layers are numbers, and exist."""
     from layerleap.act.spelling import read_layers
@@ -128,6 +140,7 @@ def checked_layers(text: str, arguments: Arguments) -> None:
         arguments.model.check_layer(layer)
 
 
+@Check
 def index(file: Path, arguments: Arguments) -> None:
     """The file is a finished concept index."""
     from layerleap.lens.vocabulary.store import read_about
@@ -135,6 +148,7 @@ def index(file: Path, arguments: Arguments) -> None:
     read_about(file)
 
 
+@Check
 def index_target(file: Path, arguments: Arguments) -> None:
     """The file can be written, and no other process is building it."""
     from layerleap.lens.vocabulary.store import check_not_building
@@ -143,6 +157,7 @@ def index_target(file: Path, arguments: Arguments) -> None:
     check_not_building(file)
 
 
+@Check
 def query(words: str, arguments: Arguments) -> None:
     """There are words, and not too many."""
     from layerleap.lens.vocabulary.settings import split_query
@@ -150,11 +165,13 @@ def query(words: str, arguments: Arguments) -> None:
     split_query(words)
 
 
+@Check
 def target_file(file: Path, arguments: Arguments) -> None:
     """The file can be written."""
     check_writable(file)
 
 
+@Check
 def bank_folder(folder: Path, arguments: Arguments) -> None:
     """A bank can be written there; one that is there already only makes way for --force."""
     from layerleap.maps.artifact import BANK, already_there
@@ -167,6 +184,7 @@ def bank_folder(folder: Path, arguments: Arguments) -> None:
         raise already_there(folder, "file of statistics")
 
 
+@Check
 def model_folder(folder: Path, arguments: Arguments) -> None:
     """A fine-tuned model can be written there."""
     from layerleap.maps.artifact import TUNED_MODEL
@@ -177,6 +195,7 @@ def model_folder(folder: Path, arguments: Arguments) -> None:
 def report_folder(name: str, what: str) -> Check:
     """A report can be written there; `name` is the file that every one of them has."""
 
+    @Check
     def check(folder: Path, arguments: Arguments) -> None:
         from layerleap.maps.artifact import already_there
 
@@ -184,9 +203,10 @@ def report_folder(name: str, what: str) -> Check:
         if (folder / name).is_file() and not arguments.values["force"]:
             raise already_there(folder, what)
 
-    return Check(check)
+    return check
 
 
+@Check
 def shard(text: str, arguments: Arguments) -> None:
     """The part exists."""
     from layerleap.stream.sampling import read_shard
@@ -194,6 +214,7 @@ def shard(text: str, arguments: Arguments) -> None:
     read_shard(text)
 
 
+@Check
 def solving(value: Any, arguments: Arguments) -> None:
     """Ridge and rank are possible for a model of this width."""
     from layerleap.maps.settings import check_solving, read_ridge
@@ -210,6 +231,7 @@ def choice(noun: str, choices: Any) -> Check:
 def share(noun: str) -> Check:
     """The number is a share of something: above 0 and below 1."""
 
+    @Check
     def check(value: str | float, _: Arguments) -> None:
         try:
             number = float(value)
@@ -218,24 +240,26 @@ def share(noun: str) -> Check:
         if not 0 < number < 1:
             raise BadSettings(f"{noun} is {number}; expected a share between 0 and 1")
 
-    return Check(check)
+    return check
 
 
 def at_least(noun: str, least: int) -> Check:
     """The number is not below `least`."""
 
+    @Check
     def check(value: float, _: Arguments) -> None:
         if value < least:
             raise BadSettings(f"{noun} is {value}; expected {least} or more")
 
-    return Check(check)
+    return check
 
 
 def extras(extra: str, *libraries: str) -> Check:
     """The optional libraries that this option needs are installed."""
 
+    @Check
     def check(value: Any, _: Arguments) -> None:
         for name in libraries if value else ():
             need(name, extra)
 
-    return Check(check)
+    return check

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.markup import escape
+from typer import Exit, Option
 from typer.core import TyperCommand, TyperGroup
 
 from layerleap.show.cli import preflight
@@ -27,7 +28,7 @@ from layerleap.show.cli.options import (
     parse_words,
     with_signature,
 )
-from layerleap.show.cli.preflight import Check, run_checks
+from layerleap.show.cli.preflight import run_checks
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.study import studies
 
@@ -37,22 +38,22 @@ if TYPE_CHECKING:
 
 Report = Annotated[
     Path,
-    typer.Option("--out", "-o", help="Folder for the report; other files in it stay."),
+    Option("--out", "-o", help="Folder for the report; other files in it stay."),
     preflight.report_folder("study.json", "report of a study"),
     preflight.extras("report", "matplotlib"),
 ]
 CHECKS = {
-    "text": Check(preflight.text),
-    "starts": Check(preflight.text),
-    "bank": Check(preflight.bank),
-    "tuned": Check(preflight.bank),
+    "text": preflight.text,
+    "starts": preflight.text,
+    "bank": preflight.bank,
+    "tuned": preflight.bank,
     "tolerance": preflight.share("tolerance"),
     "delta": preflight.share("delta"),
 }
 SHARED = {
     "model": Model,
     "out": Report,
-    **{key: Annotated[str, one] for key, one in CHECKS.items()},
+    **{key: Annotated[str, check] for key, check in CHECKS.items()},
 }
 SOME_FAILED = 3  # exit code of a study of which some sections could not run
 
@@ -91,18 +92,18 @@ class _StudyCommand(TyperCommand):
 
 def _shared(args: list[str]) -> dict[str, Any]:
     """The model, if it comes first, and the values of options that mean the same in all studies."""
-    found: dict[str, Any] = {"force": "--force" in args}
+    values: dict[str, Any] = {"force": "--force" in args}
     if args and not args[0].startswith("-"):
-        found["model"] = args[0]
+        values["model"] = args[0]
     for word, following in zip(args, [*args[1:], ""], strict=True):
         option, equals, value = word.partition("=")
         name = {"-t": "text", "-o": "out"}.get(option, option.removeprefix("--"))
-        is_wanted = name in (*SHARED, "field", "revision")
-        if option.startswith("-") and is_wanted and "--help" not in args:
-            found[name] = value if equals else following
-    if "out" in found:
-        found["out"] = Path(found["out"])
-    return found
+        is_shared = name in (*SHARED, "field", "revision")
+        if option.startswith("-") and is_shared and "--help" not in args:
+            values[name] = value if equals else following
+    if "out" in values:
+        values["out"] = Path(values["out"])
+    return values
 
 
 def command_of(study: "Study[Any]") -> Any:
@@ -110,17 +111,16 @@ def command_of(study: "Study[Any]") -> Any:
     hints = get_type_hints(study.settings)
     options: dict[str, Any] = {}
     parsers: dict[str, Callable[[str], Any]] = {}
-    for each in fields(study.settings):
-        flags, kind, default = each.metadata.get("flags", ()), hints[each.name], each.default
-        more = {"help": each.metadata.get("help", "")}
-        if parse := each.metadata.get("parse"):  # typed as text; without it, the default holds
-            parsers[each.name], kind, default = parse, str | None, None
-            if each.metadata.get("repeats"):
-                kind = list[str] | None
-            more |= {} if each.default in (None, ()) else {"show_default": str(each.default)}
-        options[each.name] = (Annotated[kind, typer.Option(*flags, **more)], default)
-        if each.name in CHECKS:
-            options[each.name] = (Annotated[options[each.name][0], CHECKS[each.name]], default)
+    for field in fields(study.settings):
+        kind, default, about = hints[field.name], field.default, field.metadata
+        more = {"help": about.get("help", "")}
+        if parse := about.get("parse"):  # typed as text; without it, the default holds
+            parsers[field.name], default = parse, None
+            kind = list[str] | None if about.get("repeats") else str | None
+            more |= {} if field.default in (None, ()) else {"show_default": str(field.default)}
+        kind = Annotated[kind, Option(*about.get("flags", ()), **more)]
+        check = CHECKS.get(field.name)
+        options[field.name] = (Annotated[kind, check] if check else kind, default)
 
     def run(
         model: str,
@@ -133,44 +133,37 @@ def command_of(study: "Study[Any]") -> Any:
         **values: Any,
     ) -> None:
         with clean_errors():
-            unparsed = {k: v for k, v in values.items() if k not in parsers}
-            typed = {k: values[k] for k in parsers if values[k]}
-            parsed = {
-                k: parsers[k](v if isinstance(v, str) else ",".join(v)) for k, v in typed.items()
-            }
-            settings = study.settings(**unparsed, **parsed)
-            wanted = [] if sections == "none" else parse_words(sections)
-            study.chosen(wanted, settings)  # refuses unknown names before the model is loaded
+            for name, parse in parsers.items():
+                typed = values.pop(name)
+                if typed:
+                    values[name] = parse(typed if isinstance(typed, str) else ",".join(typed))
+            settings = study.settings(**values)
+            keys = [] if sections == "none" else parse_words(sections)
+            study.chosen(keys, settings)  # refuses unknown names before the model is loaded
             if outlook := study.outlook(settings, quick=quick):
                 tell(outlook)
             transformer = loading.load(model)
-            _run(study, transformer, settings, out, wanted, quick=quick, json=json)
+            _run(study, transformer, settings, out, json=json, quick=quick, sections=keys)
 
     optional = [s for s in study.sections if not s.required]
     listed = ", ".join(f"{s.key} ({s.help})" if s.help else s.key for s in optional)
-    common: dict[str, Any] = {
+    about_sections = Option(
+        help=f"Which optional sections to run, separated by commas: {listed}; or 'none'. All by "
+        "default."
+    )
+    parameters: dict[str, tuple[Any, Any]] = {
+        "model": (Model, inspect.Parameter.empty),
+        **options,
         "out": (Report, Path("report")),
         "force": (Force, False),
-        "sections": (
-            Annotated[
-                str | None,
-                typer.Option(
-                    help="Which optional sections to run, "
-                    f"separated by commas: {listed}; or 'none'. All by default."
-                ),
-            ],
-            None,
-        ),
+        **({"sections": (Annotated[str | None, about_sections], None)} if optional else {}),
         "quick": (
-            Annotated[bool, typer.Option("--quick", help="A first look: smaller defaults.")],
+            Annotated[bool, Option("--quick", help="A first look: smaller defaults.")],
             False,
         ),
         "loading": (Loading, None),
         "json": (Json, False),
     }
-    if not optional:
-        del common["sections"]
-    parameters = {"model": (Model, inspect.Parameter.empty), **options, **common}
     example = f"layerleap study {study.name} smollm2 --quick -o report"
     run.__doc__ = f"{inspect.cleandoc(study.help)}\n\nExample: {example}"
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -179,22 +172,13 @@ def command_of(study: "Study[Any]") -> Any:
 
 
 def _run(
-    study: "Study[Any]",
-    model: Any,
-    settings: Any,
-    folder: Path,
-    sections: list[str] | None,
-    *,
-    quick: bool,
-    json: bool,
+    study: "Study[Any]", model: Any, settings: Any, folder: Path, *, json: bool, **how: Any
 ) -> None:
     work = folder / ".work"
     if work.exists() and any(work.iterdir()):
         tell(f"continuing from what an earlier run left in {work}")
     with TerminalProgress() as progress:
-        result = study(
-            model, settings, quick=quick, sections=sections, folder=work, progress=progress
-        )
+        result = study(model, settings, folder=work, progress=progress, **how)
         page = result.report(folder)
     shutil.rmtree(work, ignore_errors=True)
     if json:
@@ -202,17 +186,16 @@ def _run(
     else:
         _show(study, result, page)
     if result.failed:
-        raise typer.Exit(SOME_FAILED)
+        raise Exit(SOME_FAILED)
 
 
 def _show(study: "Study[Any]", result: "StudyResult", page: Path) -> None:
     """Tables, claims, headlines, notes and where the files are."""
     from layerleap.show.cli.tables import claims_table, study_table
 
-    for section in study.sections:
-        for table in section.tables:
-            if table.terminal and (shown := study_table(table, result)):
-                out.print(shown)
+    for table in (table for section in study.sections for table in section.tables):
+        if table.terminal and (shown := study_table(table, result)):
+            out.print(shown)
     if result.claims:
         out.print(claims_table(result))
     for text in result.headlines:
@@ -222,5 +205,5 @@ def _show(study: "Study[Any]", result: "StudyResult", page: Path) -> None:
     for key, reason in result.failed.items():
         out.print(f"section {key} could not run: {reason}", highlight=False, style="red")
     out.print()
-    for name, place in {"report": page, **{n: page.parent / n for n in result.artifacts}}.items():
-        out.print(f"{name + ':':7} {place}", highlight=False, soft_wrap=True)
+    for name, path in {"report": page, **{n: page.parent / n for n in result.artifacts}}.items():
+        out.print(f"{name + ':':7} {path}", highlight=False, soft_wrap=True)

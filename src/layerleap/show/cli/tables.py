@@ -27,6 +27,12 @@ INVENTORY = Table(
         Column("cached", words={True: "yes", False: "no"}, colours={True: "good", False: "open"}),
     ),
 )
+REMARKS = Table(
+    "remarks",
+    "",
+    lambda rows: (_remarks(row) for row in rows if row.get("note") or row.get("path")),
+    (Column("name", " "), Column("text", " ")),
+)
 TASKS = Table(
     "tasks",
     "",
@@ -62,8 +68,7 @@ def rows_table(table: Table, rows: Any) -> RenderableType:
 
 def study_table(table: Table, result: StudyResult) -> RenderableType | None:
     """A table of a study; None if it has no rows."""
-    grid = grid_of(table, result)
-    return grid_table(grid) if grid.rows else None
+    return grid_table(grid) if (grid := grid_of(table, result)).rows else None
 
 
 def claims_table(result: StudyResult) -> RenderableType:
@@ -76,23 +81,13 @@ def claims_table(result: StudyResult) -> RenderableType:
 
 def inventory_table(rows: list[Row]) -> RenderableType:
     """The models that can be had by name; notes, licences and paths are lines under the table."""
+    return Group(rows_table(INVENTORY, rows), rows_table(REMARKS, rows))
+
+
+def _remarks(row: Row) -> Row:
     forms = {"note": "{}", "licence": "licence: {}", "path": "{}"}
-    remarks = Table(
-        "remarks",
-        "",
-        lambda _: (
-            {
-                "name": row["name"],
-                "text": "\n".join(
-                    form.format(row[key]) for key, form in forms.items() if row.get(key)
-                ),
-            }
-            for row in rows
-            if row.get("note") or row.get("path")
-        ),
-        (Column("name", " "), Column("text", " ")),
-    )
-    return Group(rows_table(INVENTORY, rows), rows_table(remarks, rows))
+    lines = [form.format(row[key]) for key, form in forms.items() if row.get(key)]
+    return {"name": row["name"], "text": "\n".join(lines)}
 
 
 def fits_table(rows: list[Row]) -> RenderableType:
@@ -123,10 +118,8 @@ def accuracy_table(rows: list[Row]) -> RenderableType:
         ),
     )
     caption = "Right answers (%) by number of demonstrations"
-    table = Table("accuracy", caption, lambda _: map(_accuracy, rows), columns)
-    return Group(
-        rows_table(table, rows), *(Text(one, style="dim") for one in _about_accuracy(rows))
-    )
+    table = Table("accuracy", caption, lambda rows: map(_accuracy, rows), columns)
+    return Group(rows_table(table, rows), *(Text(s, style="dim") for s in _about_accuracy(rows)))
 
 
 def _accuracy(row: Row) -> Row:
@@ -148,18 +141,19 @@ def _about_accuracy(rows: list[Row]) -> list[str]:
     """What the columns mean, and what was left out."""
     counts = sorted({row["queries"] for row in rows})
     queries = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1])))
-    said = [
+    explanation = (
         f"{queries} queries per task, over seeds: {rows[0]['seeds']}. Beside the verdict: the lead "
         "of the most demonstrations over none, in points with its 95 % interval. Learned: this "
         "lead, and those over the commonest answer and over copying the question, are clearly "
         "above 0; 'no model' is the better of these two."
-    ]
-    return said + [
+    )
+    left_out = [
         f"{row['task']}: {row['left_out']:,} examples are left out, because their answers have "
         "several tokens; --answers sequence scores them."
         for row in rows
         if row["left_out"]
     ]
+    return [explanation, *left_out]
 
 
 def _size(size: Any) -> str:

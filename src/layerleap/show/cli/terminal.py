@@ -3,14 +3,15 @@
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Exit
 
 from layerleap.errors import LayerleapError, LayerleapWarning
 from layerleap.progress import Bars
@@ -29,18 +30,18 @@ def clean_errors() -> Iterator[None]:
             yield
     except LayerleapError as error:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from error
+        raise Exit(2) from error
     except KeyboardInterrupt as error:
         err.print(
             "[yellow]stopped.[/] No half-written result was left. fit, tune, finetune, index "
             "and study keep a checkpoint: run the same command again to continue.",
             soft_wrap=True,
         )
-        raise typer.Exit(130) from error
+        raise Exit(130) from error
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); closing stderr stops Python's complaint.
         sys.stderr.close()
-        raise typer.Exit(0) from None
+        raise Exit(0) from None
 
 
 def _show_warning(otherwise: Any, message: Any, category: type[Warning], *where: Any) -> None:
@@ -61,12 +62,20 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def show(result: Any, *, json: bool) -> None:
-    """Print a result for people, or for programs."""
+def show(result: Any, *, json: bool, **about: Any) -> None:
+    """Print a result for people; or for programs, after what else is to be known `about` it."""
     if json:
-        print_json(result.to_dict())
+        print_json({**about, **result.to_dict()} if about else result.to_dict())
     else:
         out.print(result)
+
+
+def write_html(path: Path | None, head: Callable[[], Any], *results: Any) -> None:
+    """Write results as a page, if one was asked for."""
+    if path is not None:
+        from layerleap.results.page import write_page
+
+        tell(f"page: {write_page(path, head(), *results)}")
 
 
 # Progress bars on a terminal; elsewhere, a line from time to time.

@@ -2,64 +2,70 @@
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import layerleap
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.vocabulary.settings import Inverse, Largest, Norms
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model, Text
-from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import (
+    TerminalProgress,
+    clean_errors,
+    out,
+    print_json,
+    tell,
+    write_html,
+)
 
 
 def weights(
     model: Model,
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="L12.H3 (a head), L12.N34 (a neuron) or L12.H3.Q5 (a column of a head; Q, K, V or "
             "O). Without it, all heads."
         ),
-        Check(preflight.address),
+        preflight.address,
     ] = None,
     form: Annotated[
         str,
-        typer.Option(help="For a head: 'vo' (what it writes), 'qk' (who looks), or 'both'."),
+        Option(help="For a head: 'vo' (what it writes), 'qk' (who looks), or 'both'."),
         preflight.choice("form", ("vo", "qk", "both")),
     ] = "both",
     top: Annotated[
         int | None,
-        typer.Option("--top", "-k", help="Pairs (50), or tokens per end (20)."),
+        Option("--top", "-k", help="Pairs (50), or tokens per end (20)."),
         preflight.at_least("top", 1),
     ] = None,
     offset: Annotated[
-        int, typer.Option(help="For qk with rotary positions: how far the key lies behind.")
+        int, Option(help="For qk with rotary positions: how far the key lies behind.")
     ] = 0,
     norms: Annotated[
         str,
-        typer.Option(help="'skip' norms, or 'fold' their gains into the vectors."),
+        Option(help="'skip' norms, or 'fold' their gains into the vectors."),
         preflight.choice("norms", Norms),
     ] = "skip",
     inverse: Annotated[
         str,
-        typer.Option(help="Read tokens through E 'transpose' or its 'pseudo' inverse."),
+        Option(help="Read tokens through E 'transpose' or its 'pseudo' inverse."),
         preflight.choice("inverse", Inverse),
     ] = "transpose",
     tokens: Annotated[
-        int | None, typer.Option(help="Only the N most frequent tokens of --text.", min=1)
+        int | None, Option(help="Only the N most frequent tokens of --text.", min=1)
     ] = None,
     text: Text = None,
     largest: Annotated[
         str,
-        typer.Option(help="Pairs with the largest 'value', 'magnitude', or most 'negative'."),
+        Option(help="Pairs with the largest 'value', 'magnitude', or most 'negative'."),
         preflight.choice("largest", Largest),
     ] = "value",
     different: Annotated[
-        bool, typer.Option("--different", help="Leave out pairs of a token with itself.")
+        bool, Option("--different", help="Leave out pairs of a token with itself.")
     ] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Do not subtract the mean embedding.")] = False,
-    sample: Annotated[int, typer.Option(help="For all heads: how many tokens to test.")] = 500,
+    raw: Annotated[bool, Option("--raw", help="Do not subtract the mean embedding.")] = False,
+    sample: Annotated[int, Option(help="For all heads: how many tokens to test.")] = 500,
     html: Html = None,
     loading: Loading = Loading(),
     json: Json = False,
@@ -82,7 +88,9 @@ def weights(
       layerleap weights smollm2 L12.H3.Q5 --inverse pseudo
     """
     with clean_errors():
-        is_head = name is not None and _is_head(name)  # a wrong name, before the model is loaded
+        from layerleap.lens.vocabulary.addresses import parse_address
+
+        is_head = name is not None and parse_address(name).is_head
         if not is_head and (form != "both" or offset or different or largest != "value"):
             raise BadSettings(
                 "--form, --offset, --different and --largest choose the pairs of a head; name one, "
@@ -90,8 +98,8 @@ def weights(
             )
         if name is None and top is not None:
             raise BadSettings("--top is for a named head, neuron or column; --sample for all heads")
-        read: Any = layerleap.weights
-        parameters = read(loading.load(model), norms=norms, inverse=inverse)
+        how: dict[str, Any] = {"norms": norms, "inverse": inverse}
+        parameters = layerleap.weights(loading.load(model), **how)
         with TerminalProgress() as progress:
             shared: dict[str, Any] = {"centred": not raw, "progress": progress}
             if tokens is not None:
@@ -99,32 +107,19 @@ def weights(
             if name is None:
                 results = [parameters.heads(sample=sample, **shared)]
             elif is_head:
-                more = {
-                    "identical": not different,
-                    "largest": largest,
-                    "top": 50 if top is None else top,
-                }
-                results = _pairs(parameters, name, form, offset, {**shared, **more})
+                shared |= {"identical": not different, "largest": largest, "top": top or 50}
+                results = _pairs(parameters, name, form, offset, shared)
             else:
-                results = [parameters.read(name, top=20 if top is None else top)]
-        if html is not None:
-            from layerleap.lens.vocabulary.weights import weights_head
-            from layerleap.results.page import write_page
+                results = [parameters.read(name, top=top or 20)]
+        from layerleap.lens.vocabulary.weights import weights_head
 
-            head = weights_head(results, name or "all heads")
-            tell(f"as a page: {write_page(html, head, *results)}")
+        write_html(html, lambda: weights_head(results, name or "all heads"), *results)
         if json:
-            found = [result.to_dict() for result in results]
-            print_json(found if is_head else found[0])
+            written = [result.to_dict() for result in results]
+            print_json(written if is_head else written[0])
             return
         for result in results:
             out.print(result)
-
-
-def _is_head(name: str) -> bool:
-    from layerleap.lens.vocabulary.addresses import parse_address
-
-    return parse_address(name).is_head
 
 
 def _pairs(
@@ -132,12 +127,12 @@ def _pairs(
 ) -> list[Any]:
     """One result per form; with both, W_QK is only mentioned where it is not known."""
     results = []
-    for one in ("vo", "qk") if form == "both" else (form,):
+    for matrix in ("vo", "qk") if form == "both" else (form,):
         try:
-            where = {"offset": offset} if one == "qk" or form == "vo" else {}
-            results.append(parameters.pairs(name, form=one, **where, **options))
+            where = {"offset": offset} if matrix == "qk" or form == "vo" else {}
+            results.append(parameters.pairs(name, form=matrix, **where, **options))
         except ModelRefused as error:
-            if form != "both" or one == "vo":
+            if form != "both" or matrix == "vo":
                 raise
             tell(f"W_QK left out: {error}")
     return results

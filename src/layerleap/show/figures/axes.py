@@ -101,14 +101,8 @@ def legend_above(figure: Any, panels: Sequence[Any]) -> None:
         return
     longest, width = max(map(len, entries)), figure.get_size_inches()[0]
     columns = max(1, min(len(entries), int(width * 13 / (longest + 8))))
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside upper left",
-        ncols=columns,
-        fontsize=9.5,
-        labelcolor=INK,
-    )
+    look = {"loc": "outside upper left", "fontsize": 9.5, "labelcolor": INK}
+    figure.legend(list(entries.values()), list(entries), ncols=columns, **look)
 
 
 def zoom_in(axes: Any, low: float, high: float, points: Iterable[tuple[float, float]]) -> None:

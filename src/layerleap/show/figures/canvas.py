@@ -96,7 +96,7 @@ def to_svg(figure: Any, name: str, label: str) -> str:
         element.attrib.clear()
         for key, value in old.items():
             if key != "id" or value in renamed:
-                element.attrib[key] = _own(key, value, renamed)
+                element.attrib[key] = _rewritten(key, value, renamed)
     root.attrib |= {
         "xmlns": "http://www.w3.org/2000/svg",
         "role": "img",
@@ -128,11 +128,11 @@ def _new_ids(root: ElementTree.Element, prefix: str) -> dict[str, str]:
         for key, value in element.attrib.items()
         for target in re.findall(r"^#(.+)$" if _local(key) == "href" else r"url\(#([^)]+)\)", value)
     }
-    found = [element.attrib["id"] for element in root.iter() if element.get("id") in used]
-    return {old: f"{prefix}-{place}" for place, old in enumerate(found)}
+    ids = [element.attrib["id"] for element in root.iter() if element.get("id") in used]
+    return {old: f"{prefix}-{place}" for place, old in enumerate(ids)}
 
 
-def _own(key: str, value: str, renamed: dict[str, str]) -> str:
+def _rewritten(key: str, value: str, renamed: dict[str, str]) -> str:
     """An attribute's value with our ids, our fonts, and a thousandth of a point as its grain."""
     if key == "id":
         return renamed[value]
@@ -142,6 +142,6 @@ def _own(key: str, value: str, renamed: dict[str, str]) -> str:
         return re.sub(r"'DejaVu Sans'[^;]*", FONTS, value)
     if key == "clip-path":
         return re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{renamed[match[1]]})", value)
-    return (
-        LONG_NUMBER.sub(lambda match: f"{float(match[0]):.3f}", value) if key in PLACED else value
-    )
+    if key not in PLACED:
+        return value
+    return LONG_NUMBER.sub(lambda match: f"{float(match[0]):.3f}", value)

@@ -1,7 +1,8 @@
 """Draws the figures of any study: SVG text for a page, and the summary picture as PNG."""
 
+import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -11,7 +12,6 @@ from layerleap.maps.kinds import lens_title
 from layerleap.show.figures import canvas
 from layerleap.show.figures.axes import draw_marks, dress, grid_for, legend_above, zoom_in
 from layerleap.show.figures.canvas import INK, PALETTE, SOFT
-from layerleap.show.samples import is_known, sample_size
 from layerleap.study.engine import Picture, Study
 from layerleap.study.figures import LENSES, Figure, Line, Row, short
 from layerleap.study.result import StudyResult
@@ -48,18 +48,13 @@ def draw(figure: Figure, result: StudyResult) -> str | None:
     width, height = figure.size
     if figure.y.scale == "category":
         beside = len({row.get("line") for row in rows}) if figure.dodge else 1
-        each = max(0.42, 0.21 * beside)  # points side by side, each with room for its note
-        height = 1.4 + each * max(len(_categories(panel, "y")) for panel in by_panel.values())
+        step = max(0.42, 0.21 * beside)  # points side by side, each with room for its note
+        height = 1.4 + step * max(len(_categories(panel, "y")) for panel in by_panel.values())
     with canvas.drawing():
         layout = "compressed" if figure.kind == "heatmap" else "constrained"
         sheet = canvas.new_figure(width * columns + 0.5, height * lines + 0.2, layout)
-        grid = sheet.subplots(
-            lines,
-            columns,
-            squeeze=False,
-            sharey=figure.share_y and not figure.zoom and figure.y.scale != "category",
-        )
-        flat = list(grid.ravel())
+        share_y = figure.share_y and not figure.zoom and figure.y.scale != "category"
+        flat = list(sheet.subplots(lines, columns, squeeze=False, sharey=share_y).ravel())
         for axes in flat[len(by_panel) :]:
             axes.set_visible(False)
         for number, (axes, (name, panel)) in enumerate(zip(flat, by_panel.items(), strict=False)):
@@ -127,12 +122,12 @@ def _looks(figure: Figure, rows: Sequence[Row]) -> dict[str, Line]:
     looks = {**LENSES, **figure.lines}
     # Lines that only the data know may bring their colour along.
     coloured = [row for row in rows if row.get("colour") and figure.kind == "lines"]
-    own = {row.get("line", ""): row["colour"] for row in coloured}
+    colours = {row.get("line", ""): row["colour"] for row in coloured}
     taken = {line.colour for line in figure.lines.values()}
     free = cycle(colour for colour in canvas.FREE if colour not in taken)
     for name in ordered:
         line = looks.get(name, Line())
-        colour = line.colour or own.get(name) or ("blue" if len(ordered) == 1 else next(free))
+        colour = line.colour or colours.get(name) or ("blue" if len(ordered) == 1 else next(free))
         looks[name] = replace(line, label=line.label or lens_title(name), colour=colour)
     return {name: looks[name] for name in ordered}
 
@@ -153,24 +148,17 @@ def _lines(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) 
             continue
         colour = PALETTE[line.colour]
         x, y = [row["x"] for row in rows], [row["y"] for row in rows]
+        style: dict[str, Any]
         if line.style == "star":
             style = {"markersize": 13, "markeredgecolor": INK, "markeredgewidth": 0.7, "zorder": 5}
             # Over the edge of the panel: what always agrees lies at the very top.
             axes.plot(x, y, "*", color=colour, label=line.label, clip_on=False, **style)
             continue
         few = len(rows) <= MANY and line.marker
-        axes.plot(
-            x,
-            y,
-            color=colour,
-            linewidth=line.width,
-            label=line.label,
-            markersize=3.6,
-            zorder=3,
-            marker=line.marker if few or line.style == "points" else None,
-            linestyle={"dashed": canvas.DASHED, "points": ""}.get(line.style, "-"),
-            clip_on=name in figure.lines and bool(figure.zoom),
-        )
+        style = {"linewidth": line.width, "label": line.label, "markersize": 3.6, "zorder": 3}
+        style["marker"] = line.marker if few or line.style == "points" else None
+        style["linestyle"] = {"dashed": canvas.DASHED, "points": ""}.get(line.style, "-")
+        axes.plot(x, y, color=colour, clip_on=name in figure.lines and bool(figure.zoom), **style)
         _intervals(axes, rows, line, colour)
 
 
@@ -202,33 +190,23 @@ def _dots(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
         step = min(0.3, 0.75 / len(shown)) if figure.dodge else 0.0
         shift = (shown.index(name) - (len(shown) - 1) / 2) * step
         thick = line.style == "range"
+        style: dict[str, Any]
         for row in _of(panel, name):
             place = (categories.index(row[key]) if axis.scale == "category" else row[key]) + shift
             colour = PALETTE[row.get("colour") or line.colour]
             if _has_interval(row) and line.band:
                 pair = [row["low"], row["high"]], [place] * 2
-                label, width = (_label(axes, line), 7) if thick else (None, 1.6)
-                axes.plot(
-                    *(pair if across else pair[::-1]),
-                    color=colour,
-                    zorder=2 if thick else 3,
-                    solid_capstyle="butt",
-                    linewidth=width,
-                    label=label,
-                )
+                style = {"zorder": 3, "linewidth": 1.6}
+                if thick:
+                    style = {"zorder": 2, "linewidth": 7, "label": _label(axes, line)}
+                ends = pair if across else pair[::-1]
+                axes.plot(*ends, color=colour, solid_capstyle="butt", **style)
             if not thick:
                 spot = (row["x"], place) if across else (place, row["y"])
-                fill = "white" if row.get("hollow") else colour
+                style = {"markerfacecolor": "white" if row.get("hollow") else colour}
+                style |= {"markersize": 6, "markeredgewidth": 1.4, "zorder": 4, "clip_on": False}
                 axes.plot(
-                    *spot,
-                    line.marker or "o",
-                    color=colour,
-                    markerfacecolor=fill,
-                    markersize=6,
-                    markeredgewidth=1.4,
-                    label=_label(axes, line),
-                    zorder=4,
-                    clip_on=False,
+                    *spot, line.marker or "o", color=colour, label=_label(axes, line), **style
                 )
             if row.get("note"):
                 where = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
@@ -270,16 +248,9 @@ def _heatmap(axes: Any, figure: Figure, panel: list[Row]) -> Any:
     whole = all(isinstance(v, int) for v in (*xs, *ys)) and not figure.cell_form
     extent = (xs[0] - 0.5, xs[-1] + 0.5, ys[0] - 0.5, ys[-1] + 0.5) if whole else None
     colours = matplotlib.colormaps["Blues" if figure.cell_form else "viridis"].resampled(128)
-    mesh = axes.imshow(
-        numpy.ma.masked_invalid(values),
-        origin="lower" if whole else "upper",
-        extent=extent,
-        interpolation="none",
-        cmap=colours,
-        vmin=low,
-        vmax=high,
-        aspect="equal",
-    )
+    how = {"origin": "lower" if whole else "upper", "extent": extent, "interpolation": "none"}
+    how |= {"cmap": colours, "vmin": low, "vmax": high, "aspect": "equal"}
+    mesh = axes.imshow(numpy.ma.masked_invalid(values), **how)
     ticker = report_library("matplotlib.ticker")
     if whole:
         for axis in (axes.xaxis, axes.yaxis):
@@ -308,13 +279,13 @@ def in_words(figure: Figure, panels: dict[str, list[Row]]) -> str:
     parts = []
     for panel, rows in panels.items():
         for name in dict.fromkeys(row.get("line", "") for row in rows):
-            own, title = _of(rows, name), ", ".join(part for part in (panel, name) if part)
+            line, title = _of(rows, name), ", ".join(part for part in (panel, name) if part)
             if figure.kind == "lines":
-                first, last = min(own, key=lambda r: r["x"]), max(own, key=lambda r: r["x"])
+                first, last = min(line, key=lambda r: r["x"]), max(line, key=lambda r: r["x"])
                 words = f"{first['y']:.3g} at {first['x']:g} to {last['y']:.3g} at {last['x']:g}"
             else:
                 key = "value" if figure.kind == "heatmap" else _value_key(figure)
-                known = [row[key] for row in own if is_known(row[key])]
+                known = [row[key] for row in line if is_known(row[key])]
                 words = f"{min(known):.3g} to {max(known):.3g}" if known else "intervals only"
             parts.append(f"{title}: {words}" if title else words)
     return f"{figure.title}. " + "; ".join(parts) + "."
@@ -328,22 +299,18 @@ def draw_picture(study: Study[Any], result: StudyResult) -> bytes | None:
     figures = {f.key: f for section in study.sections for f in section.figures}
     shown = []
     for figure in (figures[key] for key in picture.figures):
-        rows = [
-            row
-            for row in figure_rows(figure, result)
-            if not (picture.lines and "line" in row) or row["line"] in picture.lines
-        ]
-        panels = {
-            k: v for k, v in _panels(rows).items() if not picture.panels or k in picture.panels
-        }
-        shown += [(figure, name, panel, rows) for name, panel in panels.items()]
+        lines = picture.lines
+        drawn = figure_rows(figure, result)
+        rows = [row for row in drawn if not (lines and "line" in row) or row["line"] in lines]
+        for name, panel in _panels(rows).items():
+            if not picture.panels or name in picture.panels:
+                shown.append((figure, name, panel, rows))
     if not shown:
         return None
     with canvas.drawing():
         sheet = canvas.new_figure(12, 5.2)
-        grid = sheet.subplots(
-            1, len(shown), width_ratios=picture.widths[: len(shown)], squeeze=False
-        )[0]
+        widths = picture.widths[: len(shown)]
+        [grid] = sheet.subplots(1, len(shown), width_ratios=widths, squeeze=False)
         sheet.get_layout_engine().set(rect=(0.012, 0.06, 0.976, 0.76), wspace=0.07)
         for axes, (figure, name, panel, rows) in zip(grid, shown, strict=True):
             mesh = draw_panel(axes, figure, result, name, panel, rows)
@@ -384,3 +351,27 @@ def sample_of(figure: Figure, rows: Iterable[Row]) -> str:
     elif figure.sample:
         parts.append(figure.sample)
     return "; ".join(parts)
+
+
+def is_known(value: Any) -> bool:
+    """True for a finite number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def span(values: Iterable[Any]) -> str:
+    """A count, or the range of counts: "3,000" or "1,000 to 3,000"; empty when unknown."""
+    known = sorted({int(value) for value in values if is_known(value)})
+    if not known:
+        return ""
+    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
+
+
+def sample_size(rows: Iterable[Mapping[str, Any]], unit: str = "states") -> str:
+    """The sample behind rows: "n = 3,000 states from 26 documents"; empty when unknown."""
+    rows = list(rows)
+    count, documents = (span(row.get(key) for row in rows) for key in ("rows", "documents"))
+    if not count:
+        return ""
+    source = "1 document" if documents == "1" else f"{documents} documents"
+    return f"n = {count} {unit}" + (f" from {source}" if documents else "")

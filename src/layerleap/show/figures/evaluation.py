@@ -10,11 +10,7 @@ from layerleap.study.figures import LENSES, Axis, Figure, Line, short
 if TYPE_CHECKING:
     from layerleap.lens.evaluate import Evaluation
 
-TITLES = {
-    "precision@1": "Precision@1",
-    "kl": "KL, nats",
-    "r2": "R\u00b2",
-}
+TITLES = {"precision@1": "Precision@1", "kl": "KL, nats", "r2": "R\u00b2"}
 LEAD = (
     "Precision@k: how often a map's top token is among the model's top k. Surprisal: -ln of the "
     "probability that the model gives to the map's top token. KL(model || map): how far the whole "
@@ -25,18 +21,10 @@ LEAD = (
 
 def evaluation_figure(evaluation: "Evaluation") -> str:
     """The scores by layer as SVG: one panel per metric, one line per map."""
+    keys = {"x": "layer", "y": "value", "line": "map"}
     rows = [
-        {
-            "x": row["layer"],
-            "y": row["value"],
-            "low": row["low"],
-            "high": row["high"],
-            "panel": TITLES[metric],
-            "line": row["map"],
-            "rows": row["rows"],
-            "documents": row["documents"],
-        }
-        for metric in TITLES
+        {**row, **{key: row[name] for key, name in keys.items()}, "panel": title}
+        for metric, title in TITLES.items()
         for row in evaluation.scores
         if row["metric"] == metric and row["layer"] < evaluation.n_layers
     ]

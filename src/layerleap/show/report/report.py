@@ -76,29 +76,26 @@ def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
     script = _asset("report.js")
     source = _asset("macros.html.j2") + _asset("page.html.j2")
     names = {"model": result.model["name"], "text": result.settings.get("text") or ""}
-    return (
-        templates()
-        .from_string(source)
-        .render(
-            study=study,
-            result=result,
-            model=result.model,
-            title=study.title.format(**names),
-            about=list(study.about(result)),
-            boxes=[box for box in study.boxes if box.when(result)],
-            tiles=list(study.tiles(result)),
-            sections=[values for s in study.sections if (values := _section(s, result))],
-            claims=grid_of(CLAIMS, result),
-            untested=grid_of(UNTESTED, result),
-            data=grid_of(DATA, result),
-            files=list(csv_files(result)),
-            # Style and script are our own files: trusted, not escaped.
-            style=style("page.css"),
-            script=Markup(script),
-            markup=Markup,
-            # The page's security policy knows our script by this; any other script is refused.
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
+    template = templates().from_string(source)
+    return template.render(
+        study=study,
+        result=result,
+        model=result.model,
+        title=study.title.format(**names),
+        about=list(study.about(result)),
+        boxes=[box for box in study.boxes if box.when(result)],
+        tiles=list(study.tiles(result)),
+        sections=[values for s in study.sections if (values := _section(s, result))],
+        claims=grid_of(CLAIMS, result),
+        untested=grid_of(UNTESTED, result),
+        data=grid_of(DATA, result),
+        files=list(csv_files(result)),
+        # Style and script are our own files: trusted, not escaped.
+        style=style("page.css"),
+        script=Markup(script),
+        markup=Markup,
+        # The page's security policy knows our script by this; any other script is refused.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
@@ -107,19 +104,19 @@ def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
     entry = next((row for row in result.sections if row["key"] == section.key), None)
     if entry is None:
         return None
-    own = [row for row in result.findings if row["section"] == section.key]
+    findings = [row for row in result.findings if row["section"] == section.key]
     figures: list[dict[str, Any]] = []
     for figure in section.figures:
         if (svg := draw(figure, result)) is not None:
-            under = [row["text"] for row in own if row["under"] == figure.key]
+            under = [row["text"] for row in findings if row["under"] == figure.key]
             sample = sample_of(figure, figure_rows(figure, result))
             figures.append({"figure": figure, "svg": svg, "findings": under, "sample": sample})
-    keys = {each["figure"].key for each in figures}
+    keys = {drawn["figure"].key for drawn in figures}
     tables = [(table, grid_of(table, result)) for table in section.tables]
     return {
         "section": section,
         "failed": entry["reason"],
-        "findings": [r["text"] for r in own if r["under"] not in keys and not r["headline"]],
+        "findings": [r["text"] for r in findings if r["under"] not in keys and not r["headline"]],
         "figures": figures,
         "tables": [(table, grid) for table, grid in tables if grid.rows],
         "texts": [

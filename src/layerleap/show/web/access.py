@@ -7,11 +7,10 @@ exchanged for a cookie, and the next link is then printed on the terminal.
 
 import ipaddress
 import re
-import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from secrets import token_urlsafe
+from secrets import compare_digest, token_urlsafe
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
@@ -110,5 +109,5 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _same(given: str, wanted: str) -> bool:
-    return secrets.compare_digest(given.encode("utf8", "replace"), wanted.encode())
+def _same(text: str, secret: str) -> bool:
+    return compare_digest(text.encode("utf8", "replace"), secret.encode())

@@ -25,10 +25,6 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".json": "application/json",
-    ".woff2": "font/woff2",
-    ".ico": "image/x-icon",
 }
 
 
@@ -50,17 +46,15 @@ async def answer(worker: Worker, request: Request, compute: Callable[[], A]) -> 
         results.append(compute())
 
     job = worker.submit(work)
+    reading = asyncio.ensure_future(_end(job))
+    leaving = asyncio.ensure_future(_gone(request))
     try:
-        reading = asyncio.ensure_future(_end(job))
-        leaving = asyncio.ensure_future(_gone(request))
-        try:
-            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                reading.result()  # raises what the work raised
-        finally:
-            reading.cancel()
-            leaving.cancel()
+        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            reading.result()  # raises what the work raised
     finally:
+        reading.cancel()
+        leaving.cancel()
         worker.cancel(job)
     if not results:
         raise HTTPException(503, "the request was stopped before its answer was complete")

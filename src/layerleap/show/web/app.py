@@ -29,13 +29,9 @@ from layerleap.show.web.worker import Busy, Worker
 
 STATIC = Path(__file__).with_name("static")
 # Newer versions of FastAPI can send traces of requests elsewhere; prompts stay on this machine.
-UNSEEN: Any = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
-}
+UNSEEN: Any = dict.fromkeys(
+    ("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False
+)
 ROUTES: tuple[Callable[["Served"], APIRouter], ...] = (
     model_routes,
     vector_routes,
@@ -104,8 +100,8 @@ def create_app(
         lifespan=lifespan,
         telemetry=UNSEEN,
     )
-    for made in routes:
-        app.include_router(made(served), prefix="/api")
+    for make_routes in routes:
+        app.include_router(make_routes(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)

@@ -132,12 +132,14 @@ class Guard:
         """Beyond loopback: exchange a link for a cookie; reject requests without either."""
         if self.access.is_open or self.access.knows(headers.get("cookie", "")):
             return None
-        given = parse_qs(scope["query_string"].decode("latin1")).get("token", [""])[0]
+        token = parse_qs(scope["query_string"].decode("latin1")).get("token", [""])[0]
         is_visit = scope["method"] == "GET" and scope["path"] == "/"
-        if is_visit and given and (cookie := self.access.exchange(given)):
+        if is_visit and token and (cookie := self.access.exchange(token)):
             # A page and not a redirect: after a redirect from a link elsewhere, browsers
             # would still hold back a strict cookie.
-            return HTMLResponse(WELCOME, headers={"set-cookie": cookie, **NOT_KEPT})
+            return HTMLResponse(
+                WELCOME, headers={"set-cookie": cookie, "cache-control": "no-store"}
+            )
         return refusal(
             401,
             "this request has no valid key; open the link that layerleap debug printed last (each "
@@ -156,9 +158,6 @@ class Guard:
 
     def _too_large(self) -> Response:
         return refusal(413, f"the request is larger than {self.limits.body:,} bytes")
-
-
-NOT_KEPT = {"cache-control": "no-store"}
 
 
 async def _body(receive: Receive, limit: int) -> bytes | None:

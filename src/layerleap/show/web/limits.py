@@ -15,26 +15,14 @@ STATE = 256 * 1024  # bytes of a saved session, as JSON
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server refuses; `/api/model` lists the first five.
+    """What the server refuses; `/api/model` lists the first five."""
 
-    Args:
-        tokens: of one prompt.
-        edits: in force at the same time.
-        new_tokens: of one generation.
-        top: tokens per cell.
-        follow: output tokens that are read in every cell, besides the top ones.
-        waiting: requests that may wait for the model.
-        clients: requests that may be open at the same time.
-        body: bytes of one request.
-        sessions: that are kept per model.
-    """
-
-    tokens: int = 512
-    edits: int = EDITS
-    new_tokens: int = NEW_TOKENS
-    top: int = TOP
-    follow: int = FOLLOW
-    waiting: int = 8
-    clients: int = 32
-    body: int = 4 * 2**20
-    sessions: int = 500
+    tokens: int = 512  # of one prompt
+    edits: int = EDITS  # in force at the same time
+    new_tokens: int = NEW_TOKENS  # of one generation
+    top: int = TOP  # tokens per cell
+    follow: int = FOLLOW  # output tokens that are read in every cell, besides the top ones
+    waiting: int = 8  # requests that may wait for the model
+    clients: int = 32  # requests that may be open at the same time
+    body: int = 4 * 2**20  # bytes of one request
+    sessions: int = 500  # kept per model

@@ -85,7 +85,7 @@ class ModelRoutes:
         options = body.model_dump(exclude={"input"})
         cell = self.debugger.cell(self._prompt(body.input), **options)
         for side in filter(None, (cell, cell["after"])):
-            names = self.store.names((one["block"], one["neuron"]) for one in side["updates"])
+            names = self.store.names((up["block"], up["neuron"]) for up in side["updates"])
             for update in side["updates"]:
                 update["name"] = names.get((update["block"], update["neuron"]))
         return schemas.ranks_from_one(cell)
@@ -95,17 +95,13 @@ class ModelRoutes:
         if reason := self.debugger.describe()["generate_reason"]:
             raise BadSettings(reason)
         self.debugger.check_edits(body.edits)  # now: later, half of the text would be written
+        how = {"max_new_tokens": body.max_new_tokens, "should_stop": should_stop}
         for side in dict.fromkeys(body.sides):
-            self._write(ids, side, body, emit, should_stop)
+            self._write(ids, side, body.edits if side == "edited" else [], emit, **how)
         emit(frames.EndFrame())
 
     def _write(
-        self,
-        ids: list[int],
-        side: frames.TextSide,
-        body: requests.Generate,
-        emit: Emit,
-        should_stop: ShouldStop,
+        self, ids: list[int], side: frames.TextSide, edits: list[str], emit: Emit, **how: Any
     ) -> None:
         """Generate one side."""
         emit(frames.StartFrame(side=side))
@@ -116,21 +112,15 @@ class ModelRoutes:
             pieces.append(piece)
             emit(frames.TokenFrame(side=side, id=token.id, piece=piece, label=token.label))
 
-        self.debugger.generate(
-            ids,
-            edits=body.edits if side == "edited" else [],
-            on_token=on_token,
-            max_new_tokens=body.max_new_tokens,
-            should_stop=should_stop,
-        )
+        self.debugger.generate(ids, edits=edits, on_token=on_token, **how)
         seconds = time.perf_counter() - started
         emit(frames.TextFrame(side=side, text="".join(pieces), seconds=seconds))
 
-    def _prompt(self, given: requests.Input) -> list[int]:
+    def _prompt(self, prompt: requests.Input) -> list[int]:
         """The ids of a prompt, neither none nor too many."""
-        ids = given.ids
+        ids = prompt.ids
         if ids is None:
-            ids = self.debugger.encode(given.text) if given.text else []
+            ids = self.debugger.encode(prompt.text) if prompt.text else []
         if not ids:
             raise BadText("the prompt is empty; type something to read")
         if len(ids) > self.limits.tokens:

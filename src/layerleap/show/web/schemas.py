@@ -123,18 +123,23 @@ class Vocabulary(Answer):
     tokens: list[Token]
 
 
-class Match(Answer):
-    """A value vector that matches a search."""
+class Neuron(Answer):
+    """A neuron, and what the user calls its value vector."""
 
     block: int
     neuron: int
+    name: str | None
+
+
+class Match(Neuron):
+    """A value vector that matches a search."""
+
     score: float
     side: Literal["promoted", "suppressed"]
     matched: list[Token]
     promotes: list[Token]
     suppresses: list[Token]
     partial: bool  # no word of the query matches whole
-    name: str | None
 
 
 class Search(Answer):
@@ -181,12 +186,9 @@ class Stage(Answer):
     watched: Predicted | None
 
 
-class Update(Answer):
+class Update(Neuron):
     """What a neuron adds to the residual stream, and what the user calls the neuron."""
 
-    block: int
-    neuron: int
-    name: str | None
     coefficient: float
     norm: float
     strength: float
@@ -227,23 +229,17 @@ def ranks_from_one(cell: Json) -> Json:
     return cell
 
 
-class VectorName(Answer):
+class VectorName(Neuron):
     """What the user calls a value vector."""
 
-    block: int
-    neuron: int
-    name: str | None
     note: str | None
 
 
-class Member(Answer):
+class Member(Neuron):
     """A value vector of a cluster, and its cosine to the centre."""
 
-    block: int
-    neuron: int
     cosine: float
     promotes: list[Token]
-    name: str | None
 
 
 class Neighbour(Member):
@@ -278,18 +274,14 @@ class Cluster(ClusterTitle):
     members: list[Member]
 
 
-class Vector(Answer):
+class Vector(VectorName):
     """A value vector: both ends of its tokens, and what the user calls it."""
 
-    block: int
-    neuron: int
     norm: float
     promotes: list[Scored]
     suppresses: list[Scored]
     range: Range | None
     cluster: int | None
-    name: str | None
-    note: str | None
 
 
 class Key(Answer):

@@ -33,17 +33,15 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             free = next_free(host, port)
             offer = f"; use port {free}, which is free" if free else ""
-            raise BadSettings(
-                f"port {port} of {host} is in use by another program{offer}"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise BadSettings(
+            reason = f"port {port} of {host} is in use by another program{offer}"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            reason = (
                 f"port {port} needs more rights than you have; use port {PORT}, or any above 1023"
-            ) from error
-        raise BadSettings(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}; the host must be an "
-            "address of this machine"
-        ) from error
+            )
+        else:
+            reason = f"cannot listen on {host}, port {port}: {error.strerror or error}; the host "
+            reason += "must be an address of this machine"
+        raise BadSettings(reason) from error
 
 
 def next_free(host: str, port: int) -> int | None:
@@ -59,33 +57,25 @@ def _bound(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    made = socket.socket(family, kind, protocol)
+    listening = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(128)  # now: two sockets that only are bound can share a port
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)  # now: two sockets that only are bound can share a port
     except BaseException:
-        made.close()
+        listening.close()
         raise
-    return made
+    return listening
 
 
 class Server(uvicorn.Server):
     """Serves one app on a socket that is already open."""
 
     def __init__(self, app: Any, listening: socket.socket) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_level="error",
-                access_log=False,
-                ws="none",
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=PATIENCE,
-                lifespan="on",
-            )
-        )
+        quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
+        plain: Any = {"ws": "none", "proxy_headers": False, "lifespan": "on"}
+        config = uvicorn.Config(app, timeout_graceful_shutdown=PATIENCE, **quiet, **plain)
+        super().__init__(config)
         self.listening = listening
         self._thread: threading.Thread | None = None
 

@@ -146,8 +146,8 @@ def debug(
     before = running(model)
     if before is not None:
         before.close()
-    wanted = port if port is not None else next_free("127.0.0.1", PORT - 1) or 0
-    listening = listen("127.0.0.1", wanted)
+    chosen = port if port is not None else next_free("127.0.0.1", PORT - 1) or 0
+    listening = listen("127.0.0.1", chosen)
     try:
         debugger = open_debugger(
             model, bank, index, other_model=other_model, tell=tell, progress=progress
@@ -169,7 +169,7 @@ def in_notebook() -> bool:
 
 def running(model: object) -> DebugSession | None:
     """The session of a model in this process, if there is one."""
-    return next((each for each in _RUNNING if each._model is model and each.is_running), None)
+    return next((s for s in _RUNNING if s._model is model and s.is_running), None)
 
 
 def open_debugger(

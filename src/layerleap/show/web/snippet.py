@@ -57,11 +57,8 @@ def _load(model: dict[str, Any]) -> str:
 def _prompts(state: dict[str, Any]) -> dict[str, str]:
     """By name, the line that defines each; ids, as text cut into tokens again may give others."""
     lines = {}
-    for name, text_key, ids_key in (
-        ("prompt", "prompt", "ids"),
-        ("second", "second", "second_ids"),
-    ):
-        text, ids = state.get(text_key), _list(state.get(ids_key), int)
+    for name, ids_key in (("prompt", "ids"), ("second", "second_ids")):
+        text, ids = state.get(name), _list(state.get(ids_key), int)
         text = text if isinstance(text, str) else ""
         if name == "prompt" or text:
             lines[name] = f"{name} = {ids}  # {text!a}" if ids else f"{name} = {text!a}"
@@ -96,9 +93,7 @@ def _grid(name: str, is_edited: bool) -> list[str]:
 
 def _cell(state: dict[str, Any], prompts: list[str]) -> list[str]:
     """The selected cell: the neurons at work, the watched token, and the paths of pinned ones."""
-    chosen = state.get("selected")
-    place = chosen if isinstance(chosen, dict) else {}
-    layer, position, grid = (place.get(key) for key in ("layer", "position", "grid"))
+    layer, position, grid = _values(state.get("selected"), "layer", "position", "grid")
     if type(layer) is not int or type(position) is not int:
         return []
     name = prompts[-1] if grid == 1 else prompts[0]
@@ -123,9 +118,8 @@ def _cell(state: dict[str, Any], prompts: list[str]) -> list[str]:
 def _concepts(model: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """The vector that is open, and the search."""
     lines = []
-    vector, query = state.get("vector"), state.get("query")
-    place = vector if isinstance(vector, dict) else {}
-    block, neuron = place.get("block"), place.get("neuron")
+    query = state.get("query")
+    block, neuron = _values(state.get("vector"), "block", "neuron")
     is_ready = bool(model.get("index", {}).get("ready"))
     if type(block) is int and type(neuron) is int:
         name = f"L{block}.N{neuron}"
@@ -144,22 +138,26 @@ def _concepts(model: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _generation(state: dict[str, Any], is_edited: bool) -> list[str]:
-    given = state.get("new_tokens")
-    count = given if type(given) is int and given > 0 else 20
-    sides = ["", ", edits=edits"] if is_edited else [""]
+    count = state.get("new_tokens")
+    count = count if type(count) is int and count > 0 else 20
     return [
         f'print(ll.generate(model, prompt{side}, decoder="transformers", max_new_tokens={count}))'
-        for side in sides
+        for side in ("", ", edits=edits")[: 1 + is_edited]
     ]
 
 
 def _token(value: Any) -> int | None:
     """The id of a token of the page, if it is one."""
-    token = value.get("id") if isinstance(value, dict) else None
+    [token] = _values(value, "id")
     return token if type(token) is int else None
+
+
+def _values(value: Any, *keys: str) -> list[Any]:
+    """What a dictionary has under these keys; None for all of them if it is something else."""
+    return [value.get(key) if isinstance(value, dict) else None for key in keys]
 
 
 def _list(value: Any, kind: type) -> list[Any]:
     """The value, if it is a list of such things."""
-    is_fine = isinstance(value, list) and all(type(each) is kind for each in value)
-    return list(value) if is_fine else []
+    is_fine = isinstance(value, list) and all(type(item) is kind for item in value)
+    return value if is_fine else []

@@ -118,10 +118,9 @@ class Store:
         )
         return (rows[0][0] or None, rows[0][1] or None) if rows else (None, None)
 
-    def names(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def names(self, neurons: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """The names of those of the vectors that have one."""
-        named = {each: self.name(*each)[0] for each in dict.fromkeys(wanted)}
-        return {each: name for each, name in named.items() if name}
+        return {neuron: name for neuron in set(neurons) if (name := self.name(*neuron)[0])}
 
     def save_name(self, block: int, neuron: int, name: str, note: str) -> None:
         """Name a vector; an empty name and note take it away."""

@@ -29,18 +29,16 @@ def vector_routes(served: "Served") -> APIRouter:
 
     @routes.get("/vectors/{block}/{neuron}", response_model=schemas.Vector)
     async def vector(block: Block, neuron: Neuron, request: Request) -> Json:
-        def compute() -> Json:
-            name, note = store.name(block, neuron)
-            return {**debugger.vector(block, neuron), "name": name, "note": note}
-
-        return await answer(served.worker, request, compute)
+        vector = await answer(served.worker, request, lambda: debugger.vector(block, neuron))
+        name, note = store.name(block, neuron)
+        return {**vector, "name": name, "note": note}
 
     @routes.get("/vectors/{block}/{neuron}/neighbours", response_model=schemas.Neighbours)
     async def neighbours(block: Block, neuron: Neuron, request: Request, top: Top = 10) -> Json:
-        def compute() -> list[Json]:  # from the weights, which may have to be converted
-            return named(debugger.neighbours(block, neuron, top=top))
-
-        return {"neighbours": await answer(served.worker, request, compute)}
+        rows = await answer(
+            served.worker, request, lambda: debugger.neighbours(block, neuron, top=top)
+        )
+        return {"neighbours": named(rows)}
 
     @routes.put("/vectors/{block}/{neuron}/name", response_model=schemas.VectorName)
     def name(block: Block, neuron: Neuron, body: requests.VectorName) -> Json:

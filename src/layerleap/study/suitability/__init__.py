@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from layerleap.study.engine import Box, Study
 from layerleap.study.result import StudyResult
 from layerleap.study.suitability import measured, plans
-from layerleap.study.suitability.context import SuitabilityContext
-from layerleap.study.suitability.plan import answer_of, plan_of
-from layerleap.study.suitability.settings import SuitabilitySettings
+from layerleap.study.suitability.chosen_plan import answer_of, plan_of
+from layerleap.study.suitability.suitability_context import SuitabilityContext
+from layerleap.study.suitability.suitability_settings import SuitabilitySettings
 from layerleap.study.tables import percent
 
 __all__ = ["STUDY", "SuitabilitySettings", "answer_of", "plan_of"]

@@ -18,11 +18,12 @@ from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence, split
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay
-from layerleap.act.exits.rules import Entropy, Family, Gap, Oracle, family
+from layerleap.act.exits.rules import Entropy, Family, Oracle, family
 from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings, check_choice
 from layerleap.lens.intervals import POSITIVE, Documents, Estimate, mean_interval
 from layerleap.progress import Progress, silent
+from layerleap.study.exits import gap_family
 from layerleap.study.result import Row
 
 RULES = (("logit", "gap"), ("linear", "gap"), ("linear", "entropy"), ("linear", "learned"))
@@ -82,11 +83,9 @@ class SplitRows:
 
     def counts(self) -> list[Row]:
         """Rows and documents of each part."""
-        parts = ((part, by["linear"]) for part, by in vars(self).items() if part != "train_half")
-        return [
-            {"part": part, "rows": len(e), "documents": len(e.document.unique())}
-            for part, e in parts
-        ]
+        parts = {name: by["linear"] for name, by in vars(self).items() if name != "train_half"}
+        counts = {name: (len(rows), len(rows.document.unique())) for name, rows in parts.items()}
+        return [{"part": part, "rows": n, "documents": m} for part, (n, m) in counts.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ def divide(
         halves = split(train, (0.5, 0.5), seed=seed)
         by_map.append((train, *halves, *split(rest, (0.5, 0.5), seed=seed, by="row")))
     by_use = zip(*by_map, strict=True)
-    rows_by_use = SplitRows(*(dict(zip(evidence, own, strict=True)) for own in by_use))
+    rows_by_use = SplitRows(*(dict(zip(evidence, rows, strict=True)) for rows in by_use))
     counts = {row["part"]: row["rows"] for row in rows_by_use.counts()}
     if any(counts[part] < needed for part, needed in _needs(tolerance, delta).items()):
         _refuse(len(any_map), tolerance, delta)
@@ -134,10 +133,8 @@ def require_enough(rows: int, documents: int, tolerance: float, delta: float) ->
 
 def _needs(tolerance: float, delta: float) -> dict[str, int]:
     """By part, the smallest number of rows with which a rule can pass."""
-    return {
-        "calibrate": rows_needed(tolerance, delta),
-        "choose": rows_needed(tolerance, None, "crc"),
-    }
+    chooses = rows_needed(tolerance, None, "crc")
+    return {"calibrate": rows_needed(tolerance, delta), "choose": chooses}
 
 
 def _refuse(rows: int, tolerance: float, delta: float) -> NoReturn:
@@ -187,7 +184,7 @@ def family_of(candidate: Candidate, training: Evidence) -> Family:
         return Learned.train(training.at(candidate.layers))
     if candidate.rule == "entropy":
         return family(Entropy)
-    return family(Gap, length=1 + training.position.double().mean().item())
+    return gap_family(training)
 
 
 def dry_run(
@@ -207,12 +204,11 @@ def dry_run(
         choose = rows.choose[candidate.map].at(candidate.layers)
         rules = family_of(candidate, rows.train_half[candidate.map])
         rule = calibrate(rules, choose, tolerance, method="crc").rule
-        time, saved = 1.0, 0.0
+        run = {"exits": rule is not None, "time": 1.0, "saved": 0.0}
         if rule is not None:
             exits = replay(rule, choose)
             seconds = prices.seconds(candidate, exits.layer).mean().item()
-            time, saved = seconds / prices.timing.full, exits.saved
-        run = {"exits": rule is not None, "time": time, "saved": saved}
+            run |= {"time": seconds / prices.timing.full, "saved": exits.saved}
         runs.append({**candidate.to_dict(), **run})
         progress("comparing plans", n + 1, len(candidates), "plans")
     return runs
@@ -238,11 +234,11 @@ def outcome(
     fresh, rule = rows.verify[candidate.map].at(candidate.layers), calibrated.rule
     verified = verify(calibrated, fresh).to_dict()
     del verified["layers"]  # the mean layer of exits; `saved` says as much
-    found: Row = {"time": 1.0, "time_low": 1.0, "time_high": 1.0, "flops": 1.0, "break_even": None}
+    costs: Row = {"time": 1.0, "time_low": 1.0, "time_high": 1.0, "flops": 1.0, "break_even": None}
     if rule is not None:
         exits, cost = replay(rule, fresh), prices.flops[candidate.map]
         time = prices.seconds(candidate, exits.layer) / prices.timing.full
-        found = {
+        costs = {
             **named("time", mean_interval(time[:, None], fresh.document, POSITIVE)[0]),
             "flops": cost.of(exits, rule, candidate.layers) / cost.full,
             "break_even": asdict(break_even(candidate, prices.timing, exits.layer)),
@@ -252,7 +248,7 @@ def outcome(
         "exits": rule is not None,
         "threshold": None if rule is None else getattr(rule, rule.knob),  # type: ignore[attr-defined]
         **verified,
-        **found,
+        **costs,
         "calibrated": calibrated.to_dict(),
     }
 

@@ -7,9 +7,10 @@ from layerleap.act.exits.timing import measure_timing
 from layerleap.lens.intervals import SHARE, Documents
 from layerleap.study.engine import Section
 from layerleap.study.figures import LENSES as LINES, Axis, Figure, Mark
+from layerleap.study.picks import pick, points
 from layerleap.study.result import Row, StudyResult, Tables
-from layerleap.study.suitability.context import LENSES, SuitabilityContext
 from layerleap.study.suitability.reasons import agreement, how_timed
+from layerleap.study.suitability.suitability_context import LENSES, SuitabilityContext
 from layerleap.study.tables import Column, Table, estimate
 
 
@@ -68,16 +69,11 @@ def _agreement(context: SuitabilityContext) -> Tables:
     scores = context.readings
     documents = Documents(scores.documents)
     rows = [
-        {"map": name, "layer": layer, **found.to_dict()}
+        {"map": name, "layer": layer, **share.to_dict()}
         for name, lens in LENSES.items()
-        for layer, found in enumerate(documents.means((scores.rank[lens] == 0).double(), SHARE))
+        for layer, share in enumerate(documents.means((scores.rank[lens] == 0).double(), SHARE))
     ]
     return {"agreement": rows, "splits": context.rows.counts()}
-
-
-def _curves(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("agreement"):
-        yield {**row, "line": row["map"], "x": row["layer"], "y": row["value"]}
 
 
 AGREEMENT = Section(
@@ -94,7 +90,7 @@ AGREEMENT = Section(
             "agreement",
             "Agreement with the full model by layer",
             "The share of answers that can be read at each layer, and what the tolerance asks for.",
-            _curves,
+            points("agreement", line="{map}"),
             y=Axis("agreement with the full model", "share"),
             lines=LINES,
             marks=lambda result: [Mark("y", 1 - result.settings["tolerance"], "the tolerance")],
@@ -103,7 +99,7 @@ AGREEMENT = Section(
         Table(
             "agreement-table",
             "Agreement with the full model by layer (%)",
-            lambda result: result.rows("agreement"),
+            pick("agreement"),
             (Column("layer"),),
             across="map",
             cells=(estimate("value", "", "{:.1f}", 100),),

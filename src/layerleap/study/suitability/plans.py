@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from layerleap.study.engine import Section
 from layerleap.study.exits import RULE_LINES
 from layerleap.study.figures import Axis, Figure, Line, Mark
+from layerleap.study.picks import pick
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.suitability import candidates
-from layerleap.study.suitability.context import SuitabilityContext
-from layerleap.study.suitability.plan import answer_of
+from layerleap.study.suitability.chosen_plan import answer_of
 from layerleap.study.suitability.reasons import ceilings, reasons
+from layerleap.study.suitability.suitability_context import SuitabilityContext
 from layerleap.study.tables import Column, Table, estimate
 
 
@@ -22,10 +23,7 @@ def run(context: SuitabilityContext) -> Tables:
     tested = candidates.checked_everywhere(plans)
     tested += [] if best is None or best in tested else [best]
     rules = [
-        {
-            **candidates.outcome(plan, rows, prices, s.tolerance, s.delta),
-            "chosen": plan == best,
-        }
+        {**candidates.outcome(plan, rows, prices, s.tolerance, s.delta), "chosen": plan == best}
         for plan in tested
     ]
     chosen = next((row for row in rules if row["chosen"]), None)
@@ -40,35 +38,32 @@ def run(context: SuitabilityContext) -> Tables:
 def findings(result: StudyResult) -> Iterator[Finding]:
     """The answer with its reasons; then what an oracle reaches."""
     yield Finding(f"Early exit here: {result.rows('verdict')[0]['answer']}.", headline=True)
-    said = reasons(result)
-    yield from (Finding(text, headline=True) for text in said)
-    yield from (Finding(text, under="time") for text in ceilings(result) if text not in said)
+    headlines = reasons(result)
+    yield from (Finding(text, headline=True) for text in headlines)
+    yield from (Finding(text, under="time") for text in ceilings(result) if text not in headlines)
 
 
 def _times(result: StudyResult) -> Iterator[Row]:
     """Every rule that was tested, and what an oracle reaches."""
     for row in result.rows("rules"):
         title = "the fastest plan: " if row["chosen"] else ""
-        note = f"{row['saved']:.1f} layers saved" if row["exits"] else "never exits"
-        yield _dot(row, f"{title}{row['map']}, {row['rule']}\nat {row['where']}", row["rule"], note)
+        name = f"{title}{row['map']}, {row['rule']}\nat {row['where']}"
+        yield {**_dot(row, name, row["rule"]), **({} if row["exits"] else {"note": "never exits"})}
     for row in result.rows("ceilings"):
-        note = f"{row['saved']:.1f} layers saved"
-        yield _dot(row, f"{row['map']}, oracle\nwith free checks", "oracle", note)
+        yield _dot(row, f"{row['map']}, oracle\nwith free checks", "oracle")
 
 
-def _dot(row: Row, name: str, line: str, note: str) -> Row:
+def _dot(row: Row, name: str, line: str) -> Row:
     ends = {"x": row["time"], "low": row["time_low"], "high": row["time_high"]}
-    sample = {key: row[key] for key in ("rows", "documents")}
-    return {"y": name, **ends, "line": line, "note": note, **sample}
+    return {**row, **ends, "y": name, "line": line, "note": f"{row['saved']:.1f} layers saved"}
 
 
 def _where(result: StudyResult) -> Iterator[Row]:
-    rows = result.row("splits", part="choose") or {}
-    sample = {key: rows.get(key) for key in ("rows", "documents")}
+    sample = result.row("splits", part="choose") or {}
     for row in result.rows("plans"):
         if len(row["layers"]) == 1:
             line = f"{row['map']}, {row['rule']}"
-            yield {"line": line, "x": row["layers"][0], "y": row["time"], **sample}
+            yield {**sample, "line": line, "x": row["layers"][0], "y": row["time"]}
 
 
 FULL = "the full model"
@@ -109,27 +104,20 @@ FIGURES = (
 )
 
 
-def _rules(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("rules"):
-        yield {**row, "fastest": "fastest plan" if row["chosen"] else ""}
-
-
-TABLES = (
-    Table(
-        "rules-table",
-        "Calibrated rules on fresh rows; FLOPs and time as fractions of the full model's",
-        _rules,
-        (
-            Column("map", note="rule"),
-            Column("where", "checked at", note="fastest"),
-            Column("threshold", form="{:.3g}", words={None: "never exits"}),
-            Column("saved", "layers saved", "{:.1f}"),
-            estimate("disagreement", "differ (%)", "{:.1f}", 100),
-            Column("flops", "FLOPs", "{:.2f}"),
-            Column("time", form="{:.2f}", low="time_low", high="time_high"),
-        ),
-        terminal=True,
+RULES = Table(
+    "rules-table",
+    "Calibrated rules on fresh rows; FLOPs and time as fractions of the full model's",
+    pick("rules", words={"chosen": {True: "fastest plan", False: ""}}),
+    (
+        Column("map", note="rule"),
+        Column("where", "checked at", note="chosen"),
+        Column("threshold", form="{:.3g}", words={None: "never exits"}),
+        Column("saved", "layers saved", "{:.1f}"),
+        estimate("disagreement", "differ (%)", "{:.1f}", 100),
+        Column("flops", "FLOPs", "{:.2f}"),
+        Column("time", form="{:.2f}", low="time_low", high="time_high"),
     ),
+    terminal=True,
 )
 
 SECTION = Section(
@@ -143,5 +131,5 @@ SECTION = Section(
     "held-out rows, and the fastest is calibrated on others, beside each rule checked at every "
     "layer. Then both are measured on rows that none of this has seen.",
     findings=findings,
-    shows=(*FIGURES, *TABLES),
+    shows=(*FIGURES, RULES),
 )

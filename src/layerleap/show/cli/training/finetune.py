@@ -1,61 +1,72 @@
 """`layerleap finetune`: train a copy of a model on a text, block by block or as a whole."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from layerleap.act.fine_tuning import fine_tuning
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Text, parse_words
-from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, show, tell
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the copy is trained: settings of `fine_tuning`, which checks them."""
+
+    how: Annotated[
+        str, Option(help="'layer-causal': each block by its own loss; 'full': plain.")
+    ] = "layer-causal"
+    parameters: Annotated[
+        str,
+        Option(
+            help="What is trained: blocks, keys-values, queries, keys, values, outputs, all, or "
+            "patterns of names such as '*.mlp.*'; several separated by commas."
+        ),
+    ] = "blocks"
+    steps: Annotated[int, Option(help="Steps of the optimizer.")] = 50
+    learning_rate: Annotated[float, Option(help="Its peak; it decays to 0.")] = 1e-5
+    optimizer: Annotated[str, Option(help="adamw or sgd.")] = "adamw"
+    decay: Annotated[float, Option(help="Weight decay of matrices.")] = 0.01
+    batch: Annotated[int, Option(help="Windows of text per step.")] = 4
+    max_tokens: Annotated[int, Option(help="Tokens per window.")] = 128
+    share: Annotated[
+        float | None,
+        Option(
+            help="Share of the positions that losses below the last layer are computed on; 0.0625 "
+            "by default, 1 for the method of the paper."
+        ),
+    ] = None
+    check_every: Annotated[int, Option(help="Steps between checks on held-out text.")] = 25
+    held_out: Annotated[float, Option(help="Share of documents that is never trained on.")] = 0.25
+    seed: Annotated[int, Option(help="Decides which text is held out, and the order.")] = 0
+
+    def settings(self) -> dict[str, Any]:
+        """As `layerleap.finetune` takes them."""
+        return {**vars(self), "parameters": parse_words(self.parameters) or []}
+
+    def check(self) -> None:
+        """Refuse what is out of range."""
+        fine_tuning(**self.settings())
 
 
 def finetune_command(
     model: Model,
     out_folder: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Folder for the model."),
-        Check(preflight.model_folder),
+        Path, Option("--out", "-o", help="Folder for the model."), preflight.model_folder
     ],
     text: Text = None,
-    how: Annotated[
-        str, typer.Option(help="'layer-causal': each block by its own loss; 'full': plain.")
-    ] = "layer-causal",
-    parameters: Annotated[
-        str,
-        typer.Option(
-            help="What is trained: blocks, keys-values, queries, keys, values, outputs, all, or "
-            "patterns of names such as '*.mlp.*'; several separated by commas."
-        ),
-    ] = "blocks",
-    steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 50,
-    learning_rate: Annotated[float, typer.Option(help="Its peak; it decays to 0.")] = 1e-5,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    decay: Annotated[float, typer.Option(help="Weight decay of matrices.")] = 0.01,
-    batch: Annotated[int, typer.Option(help="Windows of text per step.")] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per window.")] = 128,
-    share: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the positions that losses below the last layer are computed on; 0.0625 "
-            "by default, 1 for the method of the paper."
-        ),
-    ] = None,
+    training: Training = Training(),
     bank: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--bank", help="Read those losses through the shortcuts of a bank (folder or hub name)."
         ),
-        Check(preflight.bank),
+        preflight.bank,
     ] = None,
     other_model: OtherModel = False,
-    check_every: Annotated[int, typer.Option(help="Steps between checks on held-out text.")] = 25,
-    held_out: Annotated[
-        float, typer.Option(help="Share of documents that is never trained on.")
-    ] = 0.25,
-    seed: Annotated[int, typer.Option(help="Decides which text is held out, and the order.")] = 0,
     force: Force = False,
     loading: Loading = Loading(),
     json: Json = False,
@@ -69,24 +80,10 @@ def finetune_command(
     Example: layerleap finetune smollm2 --text news --steps 200 -o smollm2-news
     """
     with clean_errors(), TerminalProgress() as progress:
-        training: dict[str, Any] = {
-            "how": how,
-            "parameters": parse_words(parameters) or [],
-            "share": share,
-            "steps": steps,
-            "learning_rate": learning_rate,
-            "optimizer": optimizer,
-            "decay": decay,
-            "batch": batch,
-            "max_tokens": max_tokens,
-            "check_every": check_every,
-            "held_out": held_out,
-            "seed": seed,
-        }
-        fine_tuning(**training)  # refuses what is out of range
         tell(
-            f"{steps:,} steps of {batch} x {max_tokens} tokens ({how}) for a copy of {model}, with "
-            f"a check on held-out text every {check_every}"
+            f"{training.steps:,} steps of {training.batch} x {training.max_tokens} tokens "
+            f"({training.how}) for a copy of {model}, with a check on held-out text every "
+            f"{training.check_every}"
         )
         from layerleap import Lens, finetune
         from layerleap.maps.fit import find_bank
@@ -97,10 +94,14 @@ def finetune_command(
         if (work := out_folder.with_name(f".{out_folder.name}.finetuning")).exists():
             tell(f"continuing from {work}")
         tuned = finetune(
-            transformer, text, lens=lens, folder=out_folder, progress=progress, **training
+            transformer,
+            text,
+            lens=lens,
+            folder=out_folder,
+            progress=progress,
+            **training.settings(),
         )
-    if json:
-        print_json({"folder": str(out_folder), **tuned.to_dict()})
-        return
-    out.print(tuned)
-    out.print(f"{model}, fine-tuned ({how}): {out_folder}", highlight=False, soft_wrap=True)
+    show(tuned, json=json, folder=str(out_folder))
+    if not json:
+        told = f"{model}, fine-tuned ({training.how}): {out_folder}"
+        out.print(told, highlight=False, soft_wrap=True)

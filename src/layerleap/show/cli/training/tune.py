@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import (
@@ -21,8 +21,7 @@ from layerleap.show.cli.options import (
     Text,
     Unit,
 )
-from layerleap.show.cli.preflight import Check
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, show, tell
 
 
 @dataclass(frozen=True)
@@ -33,32 +32,35 @@ class TuneCutting(Cutting):
     positions: Positions = "every:4"
 
 
+@dataclass(frozen=True)
+class Training:
+    """How each layer is trained: fields of `Tuning`, which checks them."""
+
+    start: Annotated[
+        str, Option(help="'linear': from the bank's maps; 'logit': from the logit lens.")
+    ] = "linear"
+    max_rows: Annotated[int, Option(help="Rows to train each layer on, at most.")] = 23_040
+    rows_per_step: Annotated[int, Option(help="Rows per step.")] = 256
+    lr: Annotated[float, Option(help="Initial step size; it decays to 0.")] = 1e-3
+    check_every: Annotated[int, Option(help="Steps between checks.")] = 15
+    patience: Annotated[int, Option(help="Checks without improvement before a layer stops.")] = 3
+
+
 def tune_command(
     model: Model,
     bank: Annotated[
-        str,
-        typer.Option("--bank", help="Folder or hub name of a fitted bank."),
-        Check(preflight.bank),
+        str, Option("--bank", help="Folder or hub name of a fitted bank."), preflight.bank
     ],
     text: Text = None,
     out_folder: Out = Path("tuned"),
-    start: Annotated[
-        str, typer.Option(help="'linear': from the bank's maps; 'logit': from the logit lens.")
-    ] = "linear",
-    texts: Annotated[int | None, typer.Option(help="Texts to take states from.")] = 1500,
+    texts: Annotated[int | None, Option(help="Texts to take states from.")] = 1500,
     max_states: Annotated[
-        int, typer.Option(help="States kept on disk, a random sample of all.")
+        int, Option(help="States kept on disk, a random sample of all.")
     ] = 24_000,
     stop_share: Annotated[
-        float, typer.Option(help="Share of the documents that decide when a layer stops.")
+        float, Option(help="Share of the documents that decide when a layer stops.")
     ] = 0.05,
-    max_rows: Annotated[int, typer.Option(help="Rows to train each layer on, at most.")] = 23_040,
-    rows_per_step: Annotated[int, typer.Option(help="Rows per step.")] = 256,
-    lr: Annotated[float, typer.Option(help="Initial step size; it decays to 0.")] = 1e-3,
-    check_every: Annotated[int, typer.Option(help="Steps between checks.")] = 15,
-    patience: Annotated[
-        int, typer.Option(help="Checks without improvement before a layer stops.")
-    ] = 3,
+    training: Training = Training(),
     cutting: TuneCutting = TuneCutting(),
     starts: Starts = None,
     no_evaluate: NoEvaluate = False,
@@ -79,15 +81,7 @@ def tune_command(
     with clean_errors(), TerminalProgress() as progress:
         from layerleap.maps.settings import Tuning
 
-        tuning = Tuning(
-            start=start,  # type: ignore[arg-type]  # checked there
-            max_rows=max_rows,
-            rows_per_step=rows_per_step,
-            lr=lr,
-            check_every=check_every,
-            patience=patience,
-            seed=cutting.seed,
-        )
+        tuning = Tuning(**vars(training), seed=cutting.seed)
         sampling = cutting.sampling()
         how_many = "all" if texts is None else f"{texts:,}"
         tell(
@@ -116,8 +110,6 @@ def tune_command(
         )
         tuned.bank.save_pretrained(out_folder)
         shutil.rmtree(work, ignore_errors=True)
-    if json:
-        print_json({"bank": str(out_folder), **tuned.to_dict()})
-        return
-    out.print(tuned)
-    out.print(f"{tuned.bank!r}, tuned: {out_folder}", highlight=False, soft_wrap=True)
+    show(tuned, json=json, bank=str(out_folder))
+    if not json:
+        out.print(f"{tuned.bank!r}, tuned: {out_folder}", highlight=False, soft_wrap=True)

@@ -17,7 +17,8 @@
 /** The model that is served. @typedef {{name: string, class: string, kind: string, n_layers: number, d_model: number, d_vocab: number, blocks: Block[], lenses: Lens[], mask_token: string|null, can_generate: boolean, generate_reason: string|null, examples: Example[], longest: number|null, exit_rule: string, bank: string|null, index: Index, limits: RequestLimits, fingerprint: string, version: string}} Model */
 /** A text, token by token, and how many tokens a prompt may have. @typedef {{tokens: Token[], limit: number}} Tokens */
 /** Output tokens. @typedef {{tokens: Token[]}} Vocabulary */
-/** A value vector that matches a search. @typedef {{block: number, neuron: number, score: number, side: "promoted"|"suppressed", matched: Token[], promotes: Token[], suppresses: Token[], partial: boolean, name: string|null}} Match */
+/** A neuron, and what the user calls its value vector. @typedef {{block: number, neuron: number, name: string|null}} Neuron */
+/** A value vector that matches a search. @typedef {{block: number, neuron: number, name: string|null, score: number, side: "promoted"|"suppressed", matched: Token[], promotes: Token[], suppresses: Token[], partial: boolean}} Match */
 /** The value vectors that match words; `notes` are on words that are not tokens. @typedef {{query: string, results: Match[], notes: string[], milliseconds: number}} Search */
 /** A token and its score. @typedef {{token: Token, score: number}} Scored */
 /** The natural range of a coefficient; `positive` is the share of positions above 0. @typedef {{low: number, mean: number, high: number, std: number, positive: number}} Range */
@@ -27,13 +28,13 @@
 /** The stages and neurons of a block; `missing` says what cannot be shown, and why. @typedef {{block: number, style: string|null, stages: Stage[], updates: Update[], total_norm: number|null, shown_share: number, bias_share: number, rest_share: number, missing: Record<string, string>}} BlockReading */
 /** A block at one position; `after` is the same with edits. @typedef {{block: number, style: string|null, stages: Stage[], updates: Update[], total_norm: number|null, shown_share: number, bias_share: number, rest_share: number, missing: Record<string, string>, position: number, token: Token, after: BlockReading|null}} CellReading */
 /** What the user calls a value vector. @typedef {{block: number, neuron: number, name: string|null, note: string|null}} VectorName */
-/** A value vector of a cluster, and its cosine to the centre. @typedef {{block: number, neuron: number, cosine: number, promotes: Token[], name: string|null}} Member */
-/** A value vector that points the same way as another. @typedef {{block: number, neuron: number, cosine: number, promotes: Token[], name: string|null, suppresses: Token[]}} Neighbour */
+/** A value vector of a cluster, and its cosine to the centre. @typedef {{block: number, neuron: number, name: string|null, cosine: number, promotes: Token[]}} Member */
+/** A value vector that points the same way as another. @typedef {{block: number, neuron: number, name: string|null, cosine: number, promotes: Token[], suppresses: Token[]}} Neighbour */
 /** The value vectors that are nearest to one. @typedef {{neighbours: Neighbour[]}} Neighbours */
 /** A group of value vectors, and the tokens they share. @typedef {{number: number, size: number, tokens: Token[]}} ClusterTitle */
 /** Groups of value vectors. @typedef {{clusters: ClusterTitle[]}} Clusters */
 /** A group with the members that are nearest to its centre. @typedef {{number: number, size: number, tokens: Token[], members: Member[]}} Cluster */
-/** A value vector: both ends of its tokens, and what the user calls it. @typedef {{block: number, neuron: number, norm: number, promotes: Scored[], suppresses: Scored[], range: Range|null, cluster: number|null, name: string|null, note: string|null}} Vector */
+/** A value vector: both ends of its tokens, and what the user calls it. @typedef {{block: number, neuron: number, name: string|null, note: string|null, norm: number, promotes: Scored[], suppresses: Scored[], range: Range|null, cluster: number|null}} Vector */
 /** One kind of key of a neuron: the tokens it responds to most and least. @typedef {{kind: string, norm: number, promotes: Scored[], suppresses: Scored[]}} Key */
 /** The keys of a neuron, and why they cannot be read, if so. @typedef {{keys: Key[], reason: string|null}} Keys */
 /** The heads of a block. @typedef {{block: number, n_heads: number, n_kv_heads: number, positions: string, qk_reason: string|null}} Heads */

@@ -21,8 +21,8 @@ QUICK_POSITIONS = {"next-token": "every:4", "masked-token": f"every:{DENSEST_MAS
 class SuitabilitySettings(FitSettings):
     """What the suitability study does, and with how much data."""
 
-    n_fit: int | None = option(2000, "Texts to fit on.", flags=("--fit-texts",))
-    n_read: int | None = option(1000, "Held-out texts to read.", flags=("--read-texts",))
+    n_fit: int | None = option(2000, "Texts to fit on.", flags=("--fit-texts",), quick=300)
+    n_read: int | None = option(1000, "Held-out texts to read.", flags=("--read-texts",), quick=240)
     positions: str | None = option(
         "one",
         "'one' random position per text, 'all', or 'every:N'. With --quick every 4th, or every "
@@ -35,21 +35,14 @@ class SuitabilitySettings(FitSettings):
         parse=str,
     )
     tolerance: float = option(
-        0.05, "Largest share of answers that may differ from the full model's."
+        0.05, "Largest share of answers that may differ from the full model's.", within=(0, 1)
     )
-    delta: float = option(0.05, "How often that guarantee may fail, as a share.")
-    context: int = option(32, "Context length of a timed answer, in tokens.")
-    repeats: int = option(20, "Passes that are timed.")
+    delta: float = option(0.05, "How often that guarantee may fail, as a share.", within=(0, 1))
+    context: int = option(32, "Context length of a timed answer, in tokens.", least=2)
+    repeats: int = option(20, "Passes that are timed.", least=1, quick=10)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tolerance", "delta"):
-            if not 0 < (value := getattr(self, name)) < 1:
-                raise BadSettings(f"{name} is {value}; expected a share between 0 and 1")
-        if self.repeats < 1:
-            raise BadSettings(f"repeats is {self.repeats}; expected 1 or more")
-        if self.context < 2:
-            raise BadSettings(f"context is {self.context} tokens; expected 2 or more")
         for library in ("scipy", "sklearn"):
             need(library, "learn")
 
@@ -78,22 +71,15 @@ class SuitabilitySettings(FitSettings):
 
     def scaled_down(self) -> "SuitabilitySettings":
         """Fewer texts, with several rows of each: passes take most of the time."""
-        assert self.n_fit is not None
-        assert self.n_read is not None
-        return replace(
-            self,
-            n_fit=min(self.n_fit, 300),
-            n_read=min(self.n_read, 240),
-            positions=None if self.positions == "one" else self.positions,
-            repeats=min(self.repeats, 10),
-        )
+        positions = None if self.positions == "one" else self.positions
+        return replace(super().scaled_down(), positions=positions)
 
     def resolved(self, model: Transformer) -> "SuitabilitySettings":
         """The settings with text and positions decided; refuses what cannot work."""
         if model.kind != "image-class":
             require_text(model)
         for library in ("scipy.stats", "sklearn.linear_model"):
-            learn_library(library)
+            learn_library(library)  # an installed one may be broken
         layer_sets(model.n_layers)
         check_solving(self.ridge, None, model.d_model)
         if self.context > (limit := longest_input(model)):

@@ -18,8 +18,8 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.study.fits import FitContext
 from layerleap.study.result import Row
 from layerleap.study.suitability.candidates import Prices, SplitRows, divide, require_enough
-from layerleap.study.suitability.plan import PlanFile
-from layerleap.study.suitability.settings import SuitabilitySettings
+from layerleap.study.suitability.chosen_plan import PlanFile
+from layerleap.study.suitability.suitability_settings import SuitabilitySettings
 
 LENSES = {"logit": "-", "linear": "linear"}  # by map, the name of the lens in the scores
 P = TypeVar("P", Cost, Timing)
@@ -87,9 +87,8 @@ class SuitabilityContext(FitContext[SuitabilitySettings]):
 
 def _made(kind: type[P], row: Row) -> P:
     """What `to_dict` described, after JSON has made lists of its tuples."""
-    values: dict[str, Any] = {each.name: row[each.name] for each in fields(kind)}
-    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    return kind(**values)
+    values = {field.name: row[field.name] for field in fields(kind)}
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def _may_have_seen(bank: ShortcutBank, s: SuitabilitySettings) -> list[str]:

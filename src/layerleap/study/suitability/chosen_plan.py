@@ -23,9 +23,9 @@ def plan_of(result: StudyResult, *, bank: str | Path | None = None) -> ExitPlan:
         result: of the study `suitability`.
         bank: folder or hub name of the bank; by default the name that the study was given.
     """
-    if not (found := result.rows("verdict")):
+    if (verdict := result.row("verdict")) is None:
         raise BadSettings(f"a study of {result.study} has no plan; expected one of suitability")
-    return _plan(result.row("rules", chosen=True), bank or found[0]["bank"])
+    return _plan(result.row("rules", chosen=True), bank or verdict["bank"])
 
 
 def answer_of(chosen: Row | None) -> Answer:

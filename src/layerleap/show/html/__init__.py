@@ -1,1 +1,0 @@
-"""HTML for notebooks and standalone pages: what `_repr_html_` of a result returns."""
