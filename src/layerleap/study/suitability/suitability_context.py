@@ -87,7 +87,7 @@ class SuitabilityContext(FitContext[SuitabilitySettings]):
 
 def _made(kind: type[P], row: Row) -> P:
     """What `to_dict` described, after JSON has made lists of its tuples."""
-    values = {field.name: row[field.name] for field in fields(kind)}
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(kind)}
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
