@@ -15,6 +15,7 @@ limit set by reading the weights once per token.
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,16 +108,11 @@ def _run_narrow(smoke: bool) -> Iterator[Row]:
         yield from _exact_rows(seen, new, suffix, bar)
         texts |= new
     sides = {side for side, _ in texts}
-    found = {side: departures(texts, side) for side in sorted(sides - {"generate"})}
-    ours, fast = found.pop("exact"), found.pop("fast")
-    yield Row(
-        "departures_bfloat16",
-        ours,
-        None,
-        "per 1,000 tokens",
-        at_most=min(found.values()),
-        detail={"fast": fast, "peers": found, "texts": len(texts) // len(sides)},
-    )
+    peers = {side: departures(texts, side) for side in sorted(sides - {"generate"})}
+    ours, fast, unit = peers.pop("exact"), peers.pop("fast"), "per 1,000 tokens"
+    detail = {"fast": fast, "peers": peers, "texts": len(texts) // len(sides)}
+    bar = min(peers.values())
+    yield Row("departures_bfloat16", ours, None, unit, at_most=bar, detail=detail)
 
 
 def _load(dtype: str) -> tuple[Transformer, ShortcutBank]:
@@ -192,48 +188,35 @@ def _exact_rows(seen: Seen, texts: Texts, suffix: str, bar: float) -> list[Row]:
         "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
         "exactness": sorted({account.exactness for account in accounts}),
     }
-    unit = "tokens/s"
+    unit, about = "tokens/s", {"peers": peers}
+    ours, peer, best = speed["exact"], speed["generate"], max(peers.values())
     return [
-        Row(
-            f"exact_over_generate_{suffix}",
-            speed["exact"],
-            speed["generate"],
-            unit,
-            at_least=bar,
-            detail=detail,
-        ),
-        Row(
-            f"exact_over_fastest_{suffix}",
-            speed["exact"],
-            max(peers.values()),
-            unit,
-            at_least=1.15,
-            detail={"peers": peers},
-        ),
+        Row(f"exact_over_generate_{suffix}", ours, peer, unit, at_least=bar, detail=detail),
+        Row(f"exact_over_fastest_{suffix}", ours, best, unit, at_least=1.15, detail=about),
     ]
 
 
 def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
     """The first words of documents of both texts, and instructions: (set, ids of (1, token))."""
     tokenizer: Any = transformer.tokenizer
-    found = []
+    prompts = []
     for text in ("wikipedia", "news"):
         source, _ = resolve_text(transformer, text, Sampling())
         for _, document in zip(range(per_set), iter_documents(source), strict=False):
             words = " ".join(getattr(document, "text", document).split()[:40])
-            found.append((text, torch.tensor([tokenizer(words)["input_ids"]])))
-    found += [("instructions", _asked(tokenizer, words)) for words in INSTRUCTIONS[:per_set]]
-    return found
+            prompts.append((text, torch.tensor([tokenizer(words)["input_ids"]])))
+    prompts += [("instructions", _chat(tokenizer, words)) for words in INSTRUCTIONS[:per_set]]
+    return prompts
 
 
 def _others(transformer: Transformer, n: int) -> list[tuple[str, torch.Tensor]]:
-    return [("others", _asked(transformer.tokenizer, words)) for words in OTHERS[:n]]
+    return [("others", _chat(transformer.tokenizer, words)) for words in OTHERS[:n]]
 
 
-def _asked(tokenizer: Any, words: str) -> torch.Tensor:
+def _chat(tokenizer: Any, words: str) -> torch.Tensor:
     turn = [{"role": "user", "content": words}]
-    made = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
-    return torch.tensor([made["input_ids"]])
+    prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
+    return torch.tensor([prompt["input_ids"]])
 
 
 def _decoders(
@@ -244,31 +227,12 @@ def _decoders(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     cost, _ = cost_of_passes(transformer, Packed.of(transformer.model))
     early = early_rule(transformer, bank, apart, cost.of(1), measured)
-    made = {
-        "exact": decoder(bank, transformer=transformer, cost=cost),
-        "loop": decoder(bank, transformer=transformer, rule=Never()),
-        **{
-            name: decoder(
-                bank,
-                transformer=transformer,
-                rule=early.rule,
-                checks=early.checks,
-                shortlist=early.shortlist,
-                head=head,
-                compare=True,
-            )
-            for name, head in EARLY.items()
-        },
-    }
-    said = {
-        "rule": early.rule.to_dict(),
-        "checks": early.checks,
-        "shortlist": len(early.shortlist),
-        "seconds": early.seconds,
-        "tried": early.tried,
-        "live": early.live,
-    }
-    return made, {"sides": list(made), "pass_cost": cost.to_dict(), "early": said}
+    new = partial(decoder, bank, transformer=transformer)
+    how = {key: getattr(early, key) for key in ("rule", "checks", "shortlist")}
+    decoders = {"exact": new(cost=cost), "loop": new(rule=Never())}
+    decoders |= {name: new(head=head, compare=True, **how) for name, head in EARLY.items()}
+    about = {**vars(early), "rule": early.rule.to_dict(), "shortlist": len(early.shortlist)}
+    return decoders, {"sides": list(decoders), "pass_cost": cost.to_dict(), "early": about}
 
 
 def _sides(decoders: dict[str, Any], *, with_slow: bool) -> list[tuple[str, dict[str, Any]]]:

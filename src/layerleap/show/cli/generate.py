@@ -147,7 +147,8 @@ def generate(
                 **how,
             )
         if painter is not None:
-            painter.end(str(generation.stats))
+            out.print()
+            tell(str(generation.stats))
             for parsed in edits:
                 remark = parsed.remark(transformer)
                 tell(f"with an edit: {edit_sentence(parsed)}{remark and f' ({remark})'}")
@@ -209,10 +210,6 @@ class _Painter:
             self.has_begun = True
         colour = exit_colour(layer, self.n_layers)
         out.print(piece, style=f"black on {colour}" if layer < self.n_layers else "", **plain)
-
-    def end(self, summary: str) -> None:
-        out.print()
-        tell(summary)
 
 
 def _exit(text: str | None) -> dict[str, Any]:
