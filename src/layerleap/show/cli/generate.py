@@ -10,8 +10,7 @@ from typer import Argument, Option
 
 from layerleap.act.spelling import Policy, read_layers, read_rule
 from layerleap.errors import BadSettings
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Json, Loading, Model, OtherModel
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import (
     TerminalProgress,
     clean_errors,
@@ -23,7 +22,7 @@ from layerleap.show.cli.terminal import (
 
 
 def generate(
-    model: Model,
+    model: options.Model,
     prompt: Annotated[str, Argument(help="Text to continue; '-' reads standard input.")],
     bank: Annotated[
         str | None,
@@ -33,7 +32,7 @@ def generate(
     no_bank: Annotated[
         bool, Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
     ] = False,
-    other_model: OtherModel = False,
+    other_model: options.OtherModel = False,
     edit: Annotated[
         list[str] | None,
         Option(
@@ -98,8 +97,8 @@ def generate(
         Option(help="Also write the coloured text to this HTML file."),
         preflight.target_file,
     ] = None,
-    loading: Loading = Loading(),
-    json: Json = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Continue PROMPT: exactly and faster than one token per pass, or exiting early.
 

@@ -88,7 +88,8 @@ class SuitabilityContext(FitContext[SuitabilitySettings]):
 def _made(kind: type[P], row: Row) -> P:
     """What `to_dict` described, after JSON has made lists of its tuples."""
     values: dict[str, Any] = {field.name: row[field.name] for field in fields(kind)}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return kind(**values)
 
 
 def _may_have_seen(bank: ShortcutBank, s: SuitabilitySettings) -> list[str]:
