@@ -100,8 +100,8 @@ def early_rule(
             best = max(best, (gain - per_row * check, name, checks))
     _, name, checks = best
     live: list[dict[str, Any]] = []
-    for wanted in BOLDNESS:
-        rule, exits = _boldest(families[name], known[name].at(checks), wanted)
+    for least in BOLDNESS:
+        rule, exits = _boldest(families[name], known[name].at(checks), least)
         how = {"rule": rule, "checks": checks, "shortlist": short, "head": "shortlist"}
         exiting = decoder(bank, transformer=transformer, compare=True, **how)
         agreed = torch.tensor([_write(transformer, exiting, ids).agreement for ids in aside])
@@ -137,18 +137,18 @@ def _evidence(
         for number, start in enumerate(range(0, len(written), 8)):
             yield collate(transformer, written[start : start + 8], number)
 
-    seen = observe(transformer, lenses, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
-    whole = seen.evidence["mat"]
+    observed = observe(transformer, lenses, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
+    whole = observed.evidence["mat"]
     train, _ = split(whole, (1 / 3, 2 / 3), seed=0)
     is_train = torch.isin(whole.document, train.document.unique())
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
-        seen.saturation["mat"].rows(learning),
-        SomeStates(seen.states, learning),
+        observed.saturation["mat"].rows(learning),
+        SomeStates(observed.states, learning),
         sampling=CellSampling(tasks=2, limit=3000, seed=0),
     )
-    short = seen.evidence["short"].rows(others)
-    rest = short.with_probe(probe, SomeStates(seen.states, others))
+    short = observed.evidence["short"].rows(others)
+    rest = short.with_probe(probe, SomeStates(observed.states, others))
     length = 1 + whole.position.double().mean().item()
     families = {"task": family(Task, probe=probe), "similarity": family(Similarity)}
     families["gap"] = family(Gap, length=length)

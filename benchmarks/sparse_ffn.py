@@ -45,8 +45,8 @@ def run(*, smoke: bool) -> list[Row]:
     peer(0)  # warm-up of both sides
     samples = interleave({"ours": ours, "peer": peer}, 3 if smoke else 101)
     (keep, gather), down = pairs[0], downs[0]
-    kept = keep(row, None)[0]
-    gap = float((gather(down, kept) - down(kept)).abs().max())
+    states = keep(row, None)[0]
+    gap = float((gather(down, states) - down(states)).abs().max())
     detail = {
         "note": "one down-projection of one token: an eighth of the neurons chosen by size and "
         "gathered, against the whole product",
