@@ -26,9 +26,11 @@ def run(*, smoke: bool) -> list[Row]:
     transformer.model.generation_config.eos_token_id = None
     bank = default_bank(transformer)
     exact = decoder(bank, transformer=transformer)
-    each = 1 + sum(sizes) * rounds // 3 + 1
-    by_set = [ids for _, ids in prompts_of(transformer, each)]
-    prompts = iter([by_set[n] for start in range(each) for n in range(start, len(by_set), each)])
+    per_set = 1 + sum(sizes) * rounds // 3 + 1
+    by_set = [ids for _, ids in prompts_of(transformer, per_set)]
+    prompts = iter(
+        [by_set[n] for start in range(per_set) for n in range(start, len(by_set), per_set)]
+    )
     first = [next(prompts), next(prompts)]  # warm-up: the set-up of a first call is not timed
     for options in ({}, {"custom_generate": exact}):
         generate(transformer, first, WORTH, options)
@@ -44,16 +46,8 @@ def run(*, smoke: bool) -> list[Row]:
         "processing included; float32, greedy; medians over rounds, each round with new "
         "prompts",
     }
-    return [
-        Row(
-            "batch_over_generate",
-            largest["ours"],
-            largest["peer"],
-            "tokens/s",
-            at_least=BAR,
-            detail=detail,
-        )
-    ]
+    sides = largest["ours"], largest["peer"]
+    return [Row("batch_over_generate", *sides, "tokens/s", at_least=BAR, detail=detail)]
 
 
 def _size(

@@ -53,8 +53,8 @@ def _shares(p: float, alike: float) -> Callable[[Any, Any], Any]:
     scale = (1 - alike) / alike
 
     def values(rng: Any, sizes: Any) -> Any:
-        own = rng.beta(p * scale, (1 - p) * scale, len(sizes)).repeat(sizes)
-        return (rng.random(len(own)) < own).astype(float)
+        shares = rng.beta(p * scale, (1 - p) * scale, len(sizes)).repeat(sizes)
+        return (rng.random(len(shares)) < shares).astype(float)
 
     return values
 
@@ -104,15 +104,15 @@ def run(*, smoke: bool) -> list[Row]:
 
 
 def _row(
-    source: str, what: str, documents: int, found: list[tuple[float, float]]
+    source: str, what: str, documents: int, intervals: list[tuple[float, float]]
 ) -> dict[str, Any]:
-    """One line; `found` has, per interval, whether it holds the truth, and its width."""
-    covered, width = zip(*found, strict=True)
+    """One line; `intervals` has, per interval, whether it holds the truth, and its width."""
+    covered, width = zip(*intervals, strict=True)
     return {
         "from": source,
         "what": what,
         "documents": documents,
-        "intervals": len(found),
+        "intervals": len(intervals),
         "covered": round(float(np.mean(covered)), 4),
         "median_width": float(f"{np.median(width):.3g}"),
     }
@@ -122,14 +122,14 @@ def _made_up(draws: int) -> Iterator[dict[str, Any]]:
     for case in MADE:
         for size in SIZES:
             rng = np.random.default_rng(size)
-            found = []
+            intervals = []
             for _ in range(draws):
                 sizes = case.sizes(rng, size)
                 values = torch.tensor(case.values(rng, sizes))
                 documents = torch.arange(size).repeat_interleave(torch.tensor(sizes))
                 (one,) = mean_interval(values[:, None], documents, case.bounds)
-                found.append(_judged(one, case.truth))
-            yield _row("made up", case.name, size, found)
+                intervals.append(_judged(one, case.truth))
+            yield _row("made up", case.name, size, intervals)
 
 
 def _judged(one: Estimate, truth: float) -> tuple[float, float]:
@@ -152,7 +152,7 @@ class Pool:
         """The scores of documents, each as often as it is named: by map, metric and layer."""
         order = [(self.documents == document).nonzero()[:, 0] for document in chosen.tolist()]
         rows = torch.cat(order)
-        sizes = torch.tensor([len(own) for own in order])
+        sizes = torch.tensor([len(some) for some in order])
         documents = torch.arange(len(order)).repeat_interleave(sizes)
         columns = {
             measure: {name: values[rows] for name, values in by_map.items()}
@@ -160,15 +160,15 @@ class Pool:
         }
         scores = score_table(documents, columns, {})
         last = max(row["layer"] for row in scores)
-        found = {
+        by_key = {
             (row["map"], row["metric"], row["layer"]): row for row in scores if row["layer"] < last
         }
         errors = MapErrors(self.bank)
         states = {layer: values[rows] for layer, values in self.states.items()}
         errors.add(states, _Batch(documents, torch.ones_like(documents)))
         for row in errors.table():
-            found[row["map"], "r2", row["src"]] = {**row, "value": row["r2"]}
-        return found
+            by_key[row["map"], "r2", row["src"]] = {**row, "value": row["r2"]}
+        return by_key
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _real(draws: int, *, smoke: bool) -> Iterator[dict[str, Any]]:
     truth = pool.table(names)
     for size in SIZES:
         generator = torch.Generator().manual_seed(size)
-        found = defaultdict(list)
+        by_metric = defaultdict(list)
         for _ in range(draws):
             drawn = names[torch.randint(len(names), (size,), generator=generator)]
             for key, row in pool.table(drawn).items():
@@ -193,9 +193,9 @@ def _real(draws: int, *, smoke: bool) -> Iterator[dict[str, Any]]:
                     continue
                 assert row["low"] <= row["value"] <= row["high"], (key, row)
                 hit = row["low"] <= truth[key]["value"] <= row["high"]
-                found[key[1]].append((float(hit), row["high"] - row["low"]))
-        for metric, own in found.items():
-            yield _row(MODEL, metric, size, own)
+                by_metric[key[1]].append((float(hit), row["high"] - row["low"]))
+        for metric, intervals in by_metric.items():
+            yield _row(MODEL, metric, size, intervals)
 
 
 def _pool(texts: int) -> Pool:
@@ -211,12 +211,12 @@ def _pool(texts: int) -> Pool:
     bank = default_bank(model)
     sampling = ll.Sampling(unit="paragraph", positions="every:16")
     text, sampling = resolve_text(model, "enwik8", sampling, lambda *_, **__: None, None, None)
-    kept: dict[int, list[Tensor]] = defaultdict(list)
-    wanted = (*LAYERS, model.n_layers)
+    states_by_layer: dict[int, list[Tensor]] = defaultdict(list)
+    layers = (*LAYERS, model.n_layers)
 
     def keep(states: Any, _: Any) -> None:
-        for layer in wanted:
-            kept[layer].append(states[layer].float().cpu())
+        for layer in layers:
+            states_by_layer[layer].append(states[layer].float().cpu())
 
     scores = score(
         model,
@@ -226,7 +226,7 @@ def _pool(texts: int) -> Pool:
     )
     columns = {measure: getattr(scores, measure) for measure in ("rank", "surprisal", "kl")}
     few = bank.changed(maps=[bank.maps[layer, model.n_layers] for layer in LAYERS], fits=[])
-    states = {layer: torch.cat(rows) for layer, rows in kept.items()}
+    states = {layer: torch.cat(rows) for layer, rows in states_by_layer.items()}
     blank = torch.zeros_like(states[model.n_layers])
     states = {layer: states.get(layer, blank) for layer in range(model.n_layers + 1)}
     return Pool(few, scores.documents, columns, states)

@@ -39,15 +39,8 @@ def _server() -> Iterator[tuple[str, Any]]:
     """The address and the process of `layerleap debug`."""
     import psutil
 
-    command = [
-        str(Path(sys.executable).with_name("layerleap")),
-        "debug",
-        MODEL,
-        "--port",
-        "0",
-        "--no-browser",
-        "--no-index",
-    ]
+    program = str(Path(sys.executable).with_name("layerleap"))
+    command = [program, "debug", MODEL, "--port", "0", "--no-browser", "--no-index"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -114,14 +107,8 @@ def _first(client: Any, rounds: int) -> Row:
         "samples": seconds,
         "n": rounds,
     }
-    return Row(
-        "debug_first",
-        median(seconds["first"]),
-        median(seconds["bare"]),
-        "seconds",
-        at_most=1.5,
-        detail=detail,
-    )
+    medians = map(median, (seconds["first"], seconds["bare"]))
+    return Row("debug_first", *medians, "seconds", at_most=1.5, detail=detail)
 
 
 def _memory(client: Any, process: Any, requests: int, fill: int) -> Row:
@@ -197,13 +184,10 @@ def _answers(client: Any, prompt: dict[str, Any]) -> list[Any]:
     """What the server says about a prompt, without how long it took."""
     edits = ["L20.N7=4"]
     cell = {"input": prompt, "block": 20, "position": 1, "edits": edits}
-    asked = (
-        ("/api/trace", {"input": prompt}),
-        ("/api/cell", cell),
-        ("/api/generate", {"input": prompt, "edits": edits, "max_new_tokens": 3}),
-    )
-    found = []
-    for path, body in asked:
+    text = {"input": prompt, "edits": edits, "max_new_tokens": 3}
+    requests = {"/api/trace": {"input": prompt}, "/api/cell": cell, "/api/generate": text}
+    answers = []
+    for path, body in requests.items():
         answer = client.post(path, json=body)
         answer.raise_for_status()
         for line in map(json.loads, answer.text.splitlines()):
@@ -211,8 +195,8 @@ def _answers(client: Any, prompt: dict[str, Any]) -> list[Any]:
                 if line["frame"] == "error":
                     raise RuntimeError(line["error"])
                 continue
-            found.append({key: value for key, value in line.items() if key != "seconds"})
-    return found
+            answers.append({key: value for key, value in line.items() if key != "seconds"})
+    return answers
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ limit set by reading the weights once per token.
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ OTHERS = (  # of other kinds than the instructions above, and used for nothing e
     "Plan a trip of three days to Rome, with one museum on each day.",
 )
 
-Seen = dict[str, dict[str, list[Any]]]  # by side and prompt set: (tokens per second, stats)
+Results = dict[str, dict[str, list[Any]]]  # by side and prompt set: (tokens per second, stats)
 Texts = dict[tuple[str, int], list[int]]  # by side and prompt: new tokens
 
 
@@ -84,8 +85,8 @@ def _run_wide(smoke: bool) -> Iterator[Row]:
         if not any(torch.equal(ids, known) for _, known in prompts):
             apart.setdefault(name, []).append(ids)
     decoders, setup = _decoders(transformer, bank, apart, len(prompts))
-    seen, texts = _decode(transformer, decoders, prompts, tokens, per_set)
-    yield from _rows(transformer, seen, texts, setup)
+    results, texts = _decode(transformer, decoders, prompts, tokens, per_set)
+    yield from _rows(transformer, results, texts, setup)
     exact = {"exact": decoders["exact"]}
     others = _others(transformer, 1 if smoke else len(OTHERS))
     yield from _exact_rows(*_decode(transformer, exact, others, tokens), "other_prompts", 1.5)
@@ -103,20 +104,15 @@ def _run_narrow(smoke: bool) -> Iterator[Row]:
         (prompts_of(transformer, per_set), "bfloat16", 1.8),
         (_others(transformer, 1 if smoke else len(OTHERS)), "other_prompts_bfloat16", 1.5),
     ):
-        seen, new = _decode(transformer, exact, prompts, tokens)
-        yield from _exact_rows(seen, new, suffix, bar)
+        results, new = _decode(transformer, exact, prompts, tokens)
+        yield from _exact_rows(results, new, suffix, bar)
         texts |= new
     sides = {side for side, _ in texts}
-    found = {side: departures(texts, side) for side in sorted(sides - {"generate"})}
-    ours, fast = found.pop("exact"), found.pop("fast")
-    yield Row(
-        "departures_bfloat16",
-        ours,
-        None,
-        "per 1,000 tokens",
-        at_most=min(found.values()),
-        detail={"fast": fast, "peers": found, "texts": len(texts) // len(sides)},
-    )
+    peers = {side: departures(texts, side) for side in sorted(sides - {"generate"})}
+    ours, fast, unit = peers.pop("exact"), peers.pop("fast"), "per 1,000 tokens"
+    detail = {"fast": fast, "peers": peers, "texts": len(texts) // len(sides)}
+    bar = min(peers.values())
+    yield Row("departures_bfloat16", ours, None, unit, at_most=bar, detail=detail)
 
 
 def _load(dtype: str) -> tuple[Transformer, ShortcutBank]:
@@ -132,14 +128,14 @@ def _decode(
     prompts: list[tuple[str, torch.Tensor]],
     tokens: int,
     slow_every: int | None = None,
-) -> tuple[Seen, Texts]:
+) -> tuple[Results, Texts]:
     """Time every side on every prompt; the order of sides alternates."""
     for _, options in _sides(decoders, with_slow=False):
         # Warm-up: what is prepared once per process is not timed.
         generate(
             transformer, [prompts[0][1]], WORTH if "custom_generate" in options else 1, options
         )
-    seen, texts = Seen(), Texts()
+    results, texts = Results(), Texts()
     for number, (name, ids) in enumerate(prompts):
         sides = _sides(decoders, with_slow=slow_every is not None and number % slow_every == 0)
         for side, options in sides if number % 2 == 0 else reversed(sides):
@@ -151,10 +147,10 @@ def _decode(
                 seconds = account.prompt_seconds + account.seconds
             if side == "loop":
                 inside = tokens / (account.prompt_seconds + account.seconds)
-                seen.setdefault("loop inside", {}).setdefault(name, []).append((inside, None))
-            seen.setdefault(side, {}).setdefault(name, []).append((tokens / seconds, account))
+                results.setdefault("loop inside", {}).setdefault(name, []).append((inside, None))
+            results.setdefault(side, {}).setdefault(name, []).append((tokens / seconds, account))
             texts[side, id(ids)] = out
-    return seen, texts
+    return results, texts
 
 
 def departures(texts: Texts, side: str) -> float:
@@ -169,71 +165,59 @@ def departures(texts: Texts, side: str) -> float:
     return 1000 * departed / tokens
 
 
-def _speeds(seen: Seen) -> dict[str, float]:
+def _speeds(results: Results) -> dict[str, float]:
     """Tokens per second of each side: the mean over prompt sets of medians."""
     return {
         side: sum(median(rate for rate, _ in by) for by in sets.values()) / len(sets)
-        for side, sets in seen.items()
+        for side, sets in results.items()
     }
 
 
-def _exact_rows(seen: Seen, texts: Texts, suffix: str, bar: float) -> list[Row]:
+def _exact_rows(results: Results, texts: Texts, suffix: str, bar: float) -> list[Row]:
     """Exact decoding against `generate` and against the fastest peer."""
-    speed = _speeds(seen)
+    speed = _speeds(results)
     peers = {side: rate for side, rate in speed.items() if side not in ("exact", "fast")}
-    accounts = [account for by in seen["exact"].values() for _, account in by]
+    accounts = [account for by in results["exact"].values() for _, account in by]
     detail = {
         "computed_in": "bfloat16" if "bfloat16" in suffix else "float32",
         "speeds": speed,
         "by_set": {
-            s: {n: median(r for r, _ in by) for n, by in sets.items()} for s, sets in seen.items()
+            s: {n: median(r for r, _ in by) for n, by in sets.items()}
+            for s, sets in results.items()
         },
         "departures_per_1000": {s: departures(texts, s) for s in speed if s != "generate"},
         "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
         "exactness": sorted({account.exactness for account in accounts}),
     }
-    unit = "tokens/s"
+    unit, about = "tokens/s", {"peers": peers}
+    ours, peer, best = speed["exact"], speed["generate"], max(peers.values())
     return [
-        Row(
-            f"exact_over_generate_{suffix}",
-            speed["exact"],
-            speed["generate"],
-            unit,
-            at_least=bar,
-            detail=detail,
-        ),
-        Row(
-            f"exact_over_fastest_{suffix}",
-            speed["exact"],
-            max(peers.values()),
-            unit,
-            at_least=1.15,
-            detail={"peers": peers},
-        ),
+        Row(f"exact_over_generate_{suffix}", ours, peer, unit, at_least=bar, detail=detail),
+        Row(f"exact_over_fastest_{suffix}", ours, best, unit, at_least=1.15, detail=about),
     ]
 
 
 def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
     """The first words of documents of both texts, and instructions: (set, ids of (1, token))."""
     tokenizer: Any = transformer.tokenizer
-    found = []
+    prompts = []
     for text in ("wikipedia", "news"):
         source, _ = resolve_text(transformer, text, Sampling())
         for _, document in zip(range(per_set), iter_documents(source), strict=False):
             words = " ".join(getattr(document, "text", document).split()[:40])
-            found.append((text, torch.tensor([tokenizer(words)["input_ids"]])))
-    found += [("instructions", _asked(tokenizer, words)) for words in INSTRUCTIONS[:per_set]]
-    return found
+            prompts.append((text, torch.tensor([tokenizer(words)["input_ids"]])))
+    prompts += [("instructions", _chat(tokenizer, words)) for words in INSTRUCTIONS[:per_set]]
+    return prompts
 
 
 def _others(transformer: Transformer, n: int) -> list[tuple[str, torch.Tensor]]:
-    return [("others", _asked(transformer.tokenizer, words)) for words in OTHERS[:n]]
+    return [("others", _chat(transformer.tokenizer, words)) for words in OTHERS[:n]]
 
 
-def _asked(tokenizer: Any, words: str) -> torch.Tensor:
+def _chat(tokenizer: Any, words: str) -> torch.Tensor:
     turn = [{"role": "user", "content": words}]
-    made = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
-    return torch.tensor([made["input_ids"]])
+    prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
+    return torch.tensor([prompt["input_ids"]])
 
 
 def _decoders(
@@ -244,31 +228,12 @@ def _decoders(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     cost, _ = cost_of_passes(transformer, Packed.of(transformer.model))
     early = early_rule(transformer, bank, apart, cost.of(1), measured)
-    made = {
-        "exact": decoder(bank, transformer=transformer, cost=cost),
-        "loop": decoder(bank, transformer=transformer, rule=Never()),
-        **{
-            name: decoder(
-                bank,
-                transformer=transformer,
-                rule=early.rule,
-                checks=early.checks,
-                shortlist=early.shortlist,
-                head=head,
-                compare=True,
-            )
-            for name, head in EARLY.items()
-        },
-    }
-    said = {
-        "rule": early.rule.to_dict(),
-        "checks": early.checks,
-        "shortlist": len(early.shortlist),
-        "seconds": early.seconds,
-        "tried": early.tried,
-        "live": early.live,
-    }
-    return made, {"sides": list(made), "pass_cost": cost.to_dict(), "early": said}
+    new = partial(decoder, bank, transformer=transformer)
+    how = {key: getattr(early, key) for key in ("rule", "checks", "shortlist")}
+    decoders = {"exact": new(cost=cost), "loop": new(rule=Never())}
+    decoders |= {name: new(head=head, compare=True, **how) for name, head in EARLY.items()}
+    about = {**vars(early), "rule": early.rule.to_dict(), "shortlist": len(early.shortlist)}
+    return decoders, {"sides": list(decoders), "pass_cost": cost.to_dict(), "early": about}
 
 
 def _sides(decoders: dict[str, Any], *, with_slow: bool) -> list[tuple[str, dict[str, Any]]]:
@@ -293,23 +258,26 @@ def _bandwidth(n_bytes: int) -> float:
     return best
 
 
-def _rows(transformer: Transformer, seen: Seen, texts: Texts, setup: dict[str, Any]) -> list[Row]:
-    speed = _speeds(seen)
+def _rows(
+    transformer: Transformer, results: Results, texts: Texts, setup: dict[str, Any]
+) -> list[Row]:
+    speed = _speeds(results)
     weights = sum(p.numel() * p.element_size() for p in transformer.model.parameters())
     limit = 1 / _bandwidth(weights)
     same = {
         side: all(out == texts["generate", key] for (s, key), out in texts.items() if s == side)
-        for side in seen
+        for side in results
         if side != "loop inside"
     }
     if not same["exact"] or not same["loop"]:
         raise RuntimeError(f"exact decoding gave another text than generate: {same}")
-    accounts = [account for by in seen["exact"].values() for _, account in by]
+    accounts = [account for by in results["exact"].values() for _, account in by]
     detail = {
         "speeds": speed,
         "same_text_as_generate": same,
         "by_set": {
-            s: {n: median(r for r, _ in by) for n, by in sets.items()} for s, sets in seen.items()
+            s: {n: median(r for r, _ in by) for n, by in sets.items()}
+            for s, sets in results.items()
         },
         "departures_per_1000": {side: departures(texts, side) for side in same},
         "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
@@ -327,7 +295,7 @@ def _rows(transformer: Transformer, seen: Seen, texts: Texts, setup: dict[str, A
     best = max(peers.values())
     unit = "tokens/s"
     detail["needed_per_pass"] = _needed(setup["pass_cost"], speed)
-    left = [account for by in seen["early"].values() for _, account in by]
+    left = [account for by in results["early"].values() for _, account in by]
     # How many layers would have to be saved to break even, at the present cost of exits.
     saved = transformer.n_layers - sum(account.mean_layer for account in left) / len(left)
     lost = transformer.n_layers * (speed["loop inside"] / speed["early"] - 1)

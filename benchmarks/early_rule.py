@@ -80,7 +80,7 @@ def early_rule(
         check = _check_seconds(transformer, bank, rules, known[name], short, aside[0])
         for checks in CHECKS:
             rule, exits = _boldest(rules, known[name].at(checks), AGREEMENT)
-            asked = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
+            per_row = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
             left = (exits.layer < transformer.n_layers).double().mean().item()
             # A rule that needs a reading has read the shortlist already, in its check.
             again = 0.0 if rule.needs == "reading" else seconds["few"]
@@ -93,33 +93,20 @@ def early_rule(
                     "left_early": left,
                     "agreement": exits.agreement,
                     "seconds_saved": gain,
-                    "seconds_of_checks": asked * check,
+                    "seconds_of_checks": per_row * check,
                 }
             )
-            best = max(best, (gain - asked * check, name, checks))
+            best = max(best, (gain - per_row * check, name, checks))
     _, name, checks = best
     live: list[dict[str, Any]] = []
-    for wanted in BOLDNESS:
-        rule, exits = _boldest(families[name], known[name].at(checks), wanted)
-        made = decoder(
-            bank,
-            transformer=transformer,
-            rule=rule,
-            checks=checks,
-            shortlist=short,
-            head="shortlist",
-            compare=True,
-        )
-        agreed = torch.tensor([_write(transformer, made, ids).agreement for ids in aside])
+    for least in BOLDNESS:
+        rule, exits = _boldest(families[name], known[name].at(checks), least)
+        how = {"rule": rule, "checks": checks, "shortlist": short, "head": "shortlist"}
+        exiting = decoder(bank, transformer=transformer, compare=True, **how)
+        agreed = torch.tensor([_write(transformer, exiting, ids).agreement for ids in aside])
         error = agreed.std().item() * (1 / len(agreed) + 1 / measured) ** 0.5
-        live.append(
-            {
-                "replay": exits.agreement,
-                "layers_saved": exits.saved,
-                "live": agreed.mean().item(),
-                "error": error,
-            }
-        )
+        replayed = {"replay": exits.agreement, "layers_saved": exits.saved}
+        live.append({**replayed, "live": agreed.mean().item(), "error": error})
         if agreed.mean().item() - SURE * error >= AGREEMENT:
             break
     else:
@@ -129,14 +116,14 @@ def early_rule(
 
 def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Example]:
     """Greedy continuations by the model, to be read where it chose a token."""
-    found = []
+    examples: list[Example] = []
     for start in range(0, len(documents), PER_BATCH):
         some = documents[start : start + PER_BATCH]
         for ids, new in zip(some, generate(transformer, some, TOKENS), strict=True):
             text = [*ids[0].tolist(), *new[:-1]]
             read = range(ids.shape[1] - 1, len(text), 2)
-            found.append(Example(len(found), tuple(text), tuple(read)))
-    return found
+            examples.append(Example(len(examples), tuple(text), tuple(read)))
+    return examples
 
 
 def _evidence(
@@ -149,24 +136,21 @@ def _evidence(
         for number, start in enumerate(range(0, len(written), 8)):
             yield collate(transformer, written[start : start + 8], number)
 
-    seen = observe(transformer, lenses, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
-    whole = seen.evidence["mat"]
+    observed = observe(transformer, lenses, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
+    whole = observed.evidence["mat"]
     train, _ = split(whole, (1 / 3, 2 / 3), seed=0)
     is_train = torch.isin(whole.document, train.document.unique())
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
-        seen.saturation["mat"].rows(learning),
-        SomeStates(seen.states, learning),
+        observed.saturation["mat"].rows(learning),
+        SomeStates(observed.states, learning),
         sampling=CellSampling(tasks=2, limit=3000, seed=0),
     )
-    short = seen.evidence["short"].rows(others)
-    rest = short.with_probe(probe, SomeStates(seen.states, others))
+    short = observed.evidence["short"].rows(others)
+    rest = short.with_probe(probe, SomeStates(observed.states, others))
     length = 1 + whole.position.double().mean().item()
-    families = {
-        "task": family(Task, probe=probe),
-        "similarity": family(Similarity),
-        "gap": family(Gap, length=length),
-    }
+    families = {"task": family(Task, probe=probe), "similarity": family(Similarity)}
+    families["gap"] = family(Gap, length=length)
     return families, {"task": rest, "similarity": short, "gap": short}
 
 
@@ -218,13 +202,13 @@ def _check_seconds(
     swept = sweep(rules, rest, n=400)
     never = next(k for n, k in enumerate(swept.knobs) if swept.exits(n).saved == 0)
     checks = range(transformer.n_layers // 2, transformer.n_layers)
-    asked = decoder(
+    checking = decoder(
         bank, transformer=transformer, rule=rules.at(never), checks=checks, shortlist=short
     )
     plain = decoder(bank, transformer=transformer, rule=Never())
     times: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(12):
-        account = _write(transformer, asked if turn % 2 else plain, ids, 24)
+        account = _write(transformer, checking if turn % 2 else plain, ids, 24)
         times[bool(turn % 2)].append(account.seconds / 23)
     return max(0.0, median(times[True]) - median(times[False])) / len(checks)
 
@@ -238,6 +222,6 @@ def _boldest(rules: Family, evidence: Evidence, agreement: float) -> tuple[Rule,
     """The rule that saves most layers among those that agree often enough."""
     swept = sweep(rules, evidence, n=400)
     every = [(swept.exits(n), knob) for n, knob in enumerate(swept.knobs)]
-    enough = [one for one in every if one[0].agreement >= agreement]  # some never exit
-    exits, knob = max(enough, key=lambda one: one[0].saved)
+    enough = [pair for pair in every if pair[0].agreement >= agreement]  # some never exit
+    exits, knob = max(enough, key=lambda pair: pair[0].saved)
     return rules.at(knob), exits

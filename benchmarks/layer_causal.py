@@ -217,7 +217,7 @@ def _loss_row(smoke: bool) -> Row:
     finetune = partial(ll.finetune, model, **_options(smoke))
     chosen_on, reported = _slices(smoke)
     seconds = _seconds(finetune, ways, chosen_on, 3 if smoke else 6)
-    steps = {n: 2 if smoke else max(2, round(SECONDS / each)) for n, each in seconds.items()}
+    steps = {n: 2 if smoke else max(2, round(SECONDS / step)) for n, step in seconds.items()}
 
     def trained(name: str, text: list[str], rate: float) -> Any:
         how = {"steps": steps[name], "check_every": steps[name], "learning_rate": rate}

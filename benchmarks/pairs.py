@@ -53,15 +53,8 @@ def _speed(smoke: bool) -> Row:
         "width": states[0].shape[1],
         "real_states_gap": gaps,  # for information: these rows do not determine all directions
     }
-    return Row(
-        "pairs",
-        median(ours),
-        median(peer) * len(every),
-        "seconds",
-        at_least=5.0,
-        over="peer/ours",
-        detail=detail,
-    )
+    sides = median(ours), median(peer) * len(every)
+    return Row("pairs", *sides, "seconds", at_least=5.0, over="peer/ours", detail=detail)
 
 
 def _agreement(smoke: bool) -> Row:

@@ -27,10 +27,7 @@ def run(*, smoke: bool) -> list[Row]:
         samples = {name: _samples(transformer, text, smoke) for name, text in TEXTS.items()}
     finally:
         torch.set_num_threads(threads)
-    seconds = {
-        name: {side: median(times) for side, times in found.items()}
-        for name, found in samples.items()
-    }
+    seconds = {name: {side: median(by[side]) for side in by} for name, by in samples.items()}
     short, long = seconds["short"], seconds["long"]
     tokens = {name: len(transformer.tokenizer(text)["input_ids"]) for name, text in TEXTS.items()}
     detail = {

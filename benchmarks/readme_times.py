@@ -129,15 +129,15 @@ def main() -> int:
         (WORK / "cache").mkdir(parents=True, exist_ok=True)
         if not (place := WORK / "cache" / name).exists():
             place.symlink_to(cache_root() / name)
-    asked = [command for command in commands if command.startswith(begins)]
-    if not asked:
+    chosen = [command for command in commands if command.startswith(begins)]
+    if not chosen:
         parser.error(f"no command of the README begins with {begins!r}")
-    for command in asked:
+    for command in chosen:
         print(command, file=sys.stderr, flush=True)
         timings[command] = timing = measure(command, WORK)
         print(f"  {timing.seconds} s, first output after {timing.first_output} s", file=sys.stderr)
         write_timings(OUT, [timings[known] for known in commands if known in timings])
-    return 0 if all(timings[command].exit_code in FINE for command in asked) else 1
+    return 0 if all(timings[command].exit_code in FINE for command in chosen) else 1
 
 
 if __name__ == "__main__":

@@ -92,12 +92,12 @@ def main(side: str, folder: str) -> None:
 
     torch.set_num_threads(1)
     run = SIDES[side](folder)
-    found = {"loaded": time.perf_counter() - STARTED, "loaded_mib": resident()}
+    times = {"loaded": time.perf_counter() - STARTED, "loaded_mib": resident()}
     with torch.inference_mode():
         run()
-    found |= {"ready": time.perf_counter() - STARTED, "ready_mib": resident()}
-    found["processor"] = time.process_time()  # less than "ready" if others keep the machine busy
-    print(json.dumps({**found, "before_mib": BEFORE}))
+    times |= {"ready": time.perf_counter() - STARTED, "ready_mib": resident()}
+    times["processor"] = time.process_time()  # less than "ready" if others keep the machine busy
+    print(json.dumps({**times, "before_mib": BEFORE}))
 
 
 if __name__ == "__main__":

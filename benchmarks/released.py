@@ -103,15 +103,8 @@ def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
         "same_exits": same,
         "peer_hours_for_3000_texts": per_text["peer"] * 3000 / 3600,
     }
-    return Row(
-        "released_exits",
-        per_text["ours"],
-        per_text["peer"],
-        "s/text",
-        at_least=1.0,
-        over="peer/ours",
-        detail=detail,
-    )
+    sides = per_text.values()
+    return Row("released_exits", *sides, "s/text", at_least=1.0, over="peer/ours", detail=detail)
 
 
 @torch.no_grad()
@@ -130,12 +123,12 @@ def _alone(lens, recording, place: int, lam: float, length: float) -> int:  # ty
 def _same(ours, peer, texts, few, model) -> float:  # type: ignore[no-untyped-def]
     """The share of equal exits; our rows are in the order of the batches."""
     order = [tuple(row) for batch in iter_batches(model, texts) for row in _rows(batch)]
-    found = []
+    equal = []
     for name, exits in peer.items():
         for text, layers in zip(few, exits, strict=True):
             row = order.index((tuple(text.ids), text.keep[0]))
-            found += [a == b for a, b in zip(ours[name][row].tolist(), layers, strict=True)]
-    return sum(found) / len(found)
+            equal += [a == b for a, b in zip(ours[name][row].tolist(), layers, strict=True)]
+    return sum(equal) / len(equal)
 
 
 def _rows(batch):  # type: ignore[no-untyped-def]
@@ -163,19 +156,11 @@ def _parts(model, bank, texts, smoke: bool) -> Row:  # type: ignore[no-untyped-d
                     recording.run(recording.states[start], start)
 
     samples = interleave({"ours": ours, "peer": peer}, 1)
-    sides = {name: median(times) / len(texts) for name, times in samples.items()}
+    sides = (median(samples[side]) / len(texts) for side in ("ours", "peer"))
     detail = {
         "note": "three kinds of parts from every start layer: all starts at once, only the "
         "read position where attention is replaced, against all positions, start by start",
         "samples": samples,
         "n": len(texts),
     }
-    return Row(
-        "released_parts",
-        sides["ours"],
-        sides["peer"],
-        "s/text",
-        at_least=1.0,
-        over="peer/ours",
-        detail=detail,
-    )
+    return Row("released_parts", *sides, "s/text", at_least=1.0, over="peer/ours", detail=detail)

@@ -29,14 +29,14 @@ def run(*, smoke: bool) -> list[Row]:
     model = ll.load(MODEL)
     table = list(_table(model, (0.5, 1) if smoke else PER_DIRECTION))
     write_table(BUILD / ("ridge-smoke.csv" if smoke else "ridge.csv"), table)
-    wanted = sorted({row["rows"] for row in table})[1]
-    own = [row for row in table if row["rows"] == wanted]
-    chosen, none = (sum(row[key] for row in own) / len(own) for key in ("kl_chosen", "kl_none"))
+    n_rows = sorted({row["rows"] for row in table})[1]
+    some = [row for row in table if row["rows"] == n_rows]
+    chosen, none = (sum(row[key] for row in some) / len(some) for key in ("kl_chosen", "kl_none"))
     detail = {
         "note": "KL of readings on news, mean over layers, with and without a chosen ridge, at "
-        f"{wanted} rows of width {model.d_model}",
-        "seconds_to_choose": round(sum(row["seconds"] for row in own), 1),
-        "layers": len(own),
+        f"{n_rows} rows of width {model.d_model}",
+        "seconds_to_choose": round(sum(row["seconds"] for row in some), 1),
+        "layers": len(some),
     }
     return [Row("ridge_chosen", chosen, none, "nats", at_most=1.0, detail=detail)]
 
@@ -56,24 +56,24 @@ def _table(model: Any, sizes: tuple[float, ...]) -> Iterator[dict[str, Any]]:
         read.append(torch.stack(states, 1))
     news = torch.cat(read)
     answers = Answers(model, news[:, -1])
-    moments, held = Moments(model.n_layers, model.d_model), torch.zeros(0)
-    wanted = list(sizes)
+    moments, ridge_rows = Moments(model.n_layers, model.d_model), torch.zeros(0)
+    sizes_left = list(sizes)
     for states, batch in _rows(model, "wikipedia", "every:2", ridge_share=0.1):
         back = batch.ridge_rows
         rows = torch.stack([h[back] for h in states], 1)
-        held = torch.cat([held, rows])[:RIDGE_ROWS] if len(held) else rows
+        ridge_rows = torch.cat([ridge_rows, rows])[:RIDGE_ROWS] if len(ridge_rows) else rows
         moments.add([h[~back] for h in states])
-        if moments.rows >= wanted[0] * model.d_model and len(held):
-            wanted.pop(0)
-            yield from _compared(model, moments.flush(), held, news, answers)
-            if not wanted:
+        if moments.rows >= sizes_left[0] * model.d_model and len(ridge_rows):
+            sizes_left.pop(0)
+            yield from _compared(model, moments.flush(), ridge_rows, news, answers)
+            if not sizes_left:
                 return
 
 
 def _compared(
-    model: Any, moments: Moments, held: Any, news: Any, answers: Answers
+    model: Any, moments: Moments, ridge_rows: Any, news: Any, answers: Answers
 ) -> Iterator[dict[str, Any]]:
-    chooser = RidgeChooser(model, moments, held, intercept=False)
+    chooser = RidgeChooser(model, moments, ridge_rows, intercept=False)
     for layer in LAYERS:
         started = time.perf_counter()
         chosen = chooser.choose(layer)

@@ -29,17 +29,18 @@ def _study_file(smoke: bool) -> Path:
 def _agreement(study: dict[str, Any]) -> Row:
     text, last = study["settings"]["text"], study["model"]["n_layers"]
     scores = study["tables"]["scores"]
+    # The study calls lenses as its paper does: mat is the linear shortcut, id the logit lens.
     value = {
         (row["map"], row["layer"]): row["value"]
         for row in scores
         if row["metric"] == "precision@1" and row["read"] == text and row["fit"] in (text, "-")
     }
-    above = [layer for layer in range(last) if value["linear", layer] > value["logit", layer]]
+    above = [layer for layer in range(last) if value["mat", layer] > value["id", layer]]
     detail = {
         "note": "layers before the last where linear shortcuts agree with the model more often "
         "than the logit lens",
         "samples": {
-            name: [value[name, layer] for layer in range(last + 1)] for name in ("linear", "logit")
+            name: [value[name, layer] for layer in range(last + 1)] for name in ("mat", "id")
         },
         "not_above": [layer for layer in range(last) if layer not in above],
         "n": next(row["rows"] for row in scores if row["read"] == text),

@@ -43,10 +43,10 @@ def run(*, smoke: bool) -> list[Row]:
 
     ours(0)
     peer(0)  # warm-up of both sides
-    found = interleave({"ours": ours, "peer": peer}, 3 if smoke else 101)
+    samples = interleave({"ours": ours, "peer": peer}, 3 if smoke else 101)
     (keep, gather), down = pairs[0], downs[0]
-    kept = keep(row, None)[0]
-    gap = float((gather(down, kept) - down(kept)).abs().max())
+    states = keep(row, None)[0]
+    gap = float((gather(down, states) - down(states)).abs().max())
     detail = {
         "note": "one down-projection of one token: an eighth of the neurons chosen by size and "
         "gathered, against the whole product",
@@ -54,19 +54,11 @@ def run(*, smoke: bool) -> list[Row]:
         "n_neurons": ffn.n_neurons,
         "width": model.d_model,
         "largest_gap": gap,
-        "samples": found,
+        "samples": samples,
     }
-    microseconds = {name: 1e6 * median(samples) / n for name, samples in found.items()}
+    sides = (1e6 * median(samples[side]) / n for side in ("ours", "peer"))
     return [
-        Row(
-            "ffn_gather",
-            microseconds["ours"],
-            microseconds["peer"],
-            "us",
-            at_least=1.0,
-            over="peer/ours",
-            detail=detail,
-        ),
+        Row("ffn_gather", *sides, "us", at_least=1.0, over="peer/ours", detail=detail),
         _decoding(k, smoke),
     ]
 
@@ -75,42 +67,29 @@ def _decoding(k: int, smoke: bool) -> Row:
     """Seconds a token of the whole model, and of copies with sparse FFNs."""
     tokens = 4 if smoke else 32
     edits = {"whole": (), "gathered": (TopKNeurons(k, gather=True),), "masked": (TopKNeurons(k),)}
-    options = {
-        "max_new_tokens": tokens,
-        "min_new_tokens": tokens,
-        "do_sample": False,
-        "temperature": None,
-        "top_p": None,
-        "pad_token_id": 0,
-    }
+    options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0}
+    options |= {"do_sample": False, "temperature": None, "top_p": None}
     with ExitStack() as stack:
         sides = {}
-        for name, own in edits.items():
+        for name, changes in edits.items():
             model = load(MODEL)
-            stack.enter_context(model.edit(*own) if own else nullcontext())
+            stack.enter_context(model.edit(*changes) if changes else nullcontext())
             inputs = model.tokenizer(PROMPT, return_tensors="pt")
             sides[name] = partial(_generate, model.model, {**inputs, **options})
         for side in sides.values():
             side(0)  # warm-up
-        found = interleave(sides, 1 if smoke else 7)
-    seconds = {name: median(samples) / tokens for name, samples in found.items()}
+        samples = interleave(sides, 1 if smoke else 7)
+    seconds = {name: median(samples[name]) / tokens for name in samples}
     detail = {
         "note": "a decoded token with an eighth of the neurons, gathered (ours), and of the "
         "whole model (peer); `masked` sets the others to 0 and multiplies by them",
         "k": k,
         "seconds": seconds,
-        "samples": found,
+        "samples": samples,
         "n": tokens,
     }
-    return Row(
-        "ffn_decoding",
-        seconds["gathered"],
-        seconds["whole"],
-        "seconds",
-        at_least=1.0,
-        over="peer/ours",
-        detail=detail,
-    )
+    times = seconds["gathered"], seconds["whole"]
+    return Row("ffn_decoding", *times, "seconds", at_least=1.0, over="peer/ours", detail=detail)
 
 
 def _generate(model: Any, options: dict[str, Any], number: int) -> None:

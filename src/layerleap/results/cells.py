@@ -130,8 +130,9 @@ def cell(row: Row, column: Column, best: float | None = None) -> Cell:
         return Cell(text if text else DASH, note, verdict=verdict)
     text = _number(value, column)
     low, high = row.get(column.low) if column.low else None, row.get(column.high)
-    is_known = low is not None and high is not None
-    interval = f"{_number(low, column)} to {_number(high, column)}" if is_known else ""
+    interval = ""
+    if low is not None and high is not None:
+        interval = f"{_number(low, column)} to {_number(high, column)}"
     small = "; ".join(part for part in (interval, note) if part)
     return Cell(text, small, float(value), verdict, strong=best is not None and value == best)
 

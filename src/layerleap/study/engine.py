@@ -9,8 +9,7 @@ section that cannot run is reported as failed, and the others go on.
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -306,7 +305,9 @@ class Study(Generic[S]):
             model = load(model)
         settings = settings.resolved(model)
         started = time.monotonic()
-        with work_folder(folder) as work:
+        with TemporaryDirectory(prefix="layerleap-") as temporary:
+            work = Path(temporary if folder is None else folder)
+            work.mkdir(parents=True, exist_ok=True)
             context = self.context(model, settings, work, progress)
             context.sections = frozenset(section.key for section in chosen)
             run = _Run(self, context, settings)
@@ -485,14 +486,3 @@ def describe(model: Transformer) -> Row:
         "d_model": model.d_model,
         "d_vocab": model.d_vocab,
     }
-
-
-@contextmanager
-def work_folder(folder: str | Path | None) -> Iterator[Path]:
-    """The folder, made if need be; without one, a temporary one."""
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        yield Path(folder)
-        return
-    with TemporaryDirectory(prefix="layerleap-") as name:
-        yield Path(name)

@@ -123,8 +123,8 @@ class FitContext(TextContext[FS]):
         check_choice(pairs, ("final", "all"), "pairs")
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
-        depends = (self.fingerprint_of("fit", text), sampling.to_dict(), pairs, list(parts))
-        depends += (keep_rows, s.intercept, s.ridge)
+        of_text = (self.fingerprint_of("fit", text), sampling.to_dict())
+        depends = (*of_text, pairs, list(parts), keep_rows, s.intercept, s.ridge)
         folder = self.file("fitted", text, *depends)
         rows = StateFile(self.file("rows", text, *depends)) if keep_rows else None
         fitted = _saved(folder, rows)

@@ -88,7 +88,7 @@ class TextSettings(Settings):
     @property
     def sampling(self) -> Sampling:
         """How texts are cut and positions chosen."""
-        values = {field.name: getattr(self, field.name, None) for field in fields(Sampling)}
+        values: dict[str, Any] = {key.name: getattr(self, key.name) for key in fields(Sampling)}
         return Sampling(**{**values, "positions": self.positions or "one"})
 
 

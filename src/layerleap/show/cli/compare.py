@@ -7,8 +7,7 @@ from typer import Argument, Option
 import layerleap
 from layerleap.lens.vocabulary.settings import Inverse
 from layerleap.models.facts import KINDS
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Html, Json, Loading, Model
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell, write_html
 
 Kind = Annotated[
@@ -22,7 +21,7 @@ Kind = Annotated[
 
 
 def align(
-    a: Model,
+    a: options.Model,
     b: Annotated[str, Argument(help="A model with the same vocabulary."), preflight.model],
     kind: Kind = None,
     rows: Annotated[
@@ -33,9 +32,9 @@ def align(
     no_control: Annotated[
         bool, Option("--no-control", help="Leave out the control in raw coordinates.")
     ] = False,
-    html: Html = None,
-    loading: Loading = Loading(),
-    json: Json = False,
+    html: options.Html = None,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Match the blocks of A to those of B by what their vectors say about tokens.
 
@@ -72,8 +71,8 @@ def diff(
         Option(help="Read by the output matrix, 'transpose', or its inverse, 'pseudo'."),
         preflight.choice("inverse", Inverse),
     ] = "transpose",
-    html: Html = None,
-    json: Json = False,
+    html: options.Html = None,
+    json: options.Json = False,
 ) -> None:
     """Show what fine-tuning changed: blocks, heads and neurons of BASE that moved most in TUNED.
 

@@ -9,21 +9,20 @@ from typer import Argument, Option
 import layerleap
 from layerleap.lens.vocabulary.settings import IndexSettings, SearchSide, Space, index_folder
 from layerleap.lens.vocabulary.store import check_none_building
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Json, Loading, Model, Text
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, show, tell
 from layerleap.zoo.catalog import MODEL_NAMES
 
 
 def index(
-    model: Model,
+    model: options.Model,
     out_file: Annotated[
         Path | None,
         Option("--out", "-o", help="File for the index; by default cached."),
         preflight.index_target,
     ] = None,
     top: Annotated[int, Option(help="Tokens to keep at both ends of a vector.")] = 50,
-    text: Text = None,
+    text: options.Text = None,
     texts: Annotated[
         int, Option(help="Sentences for natural ranges of coefficients; 0 for none.")
     ] = 200,
@@ -31,8 +30,8 @@ def index(
         int | None, Option(help="How many clusters; 0 for none. Default: one per 40 vectors.")
     ] = None,
     seed: Annotated[int, Option(help="Seed of the clusters.")] = 0,
-    loading: Loading = Loading(),
-    json: Json = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Read all neurons of MODEL in its vocabulary and keep the result, for search and debugging.
 
@@ -59,7 +58,7 @@ def index(
 
 
 def search(
-    model: Model,
+    model: options.Model,
     query: Annotated[
         str, Argument(help="Words; 'guitar*' also matches 'guitars'."), preflight.query
     ],
@@ -81,8 +80,8 @@ def search(
         Option("--index", "-i", help="File of the index; by default the cached one."),
         preflight.index,
     ] = None,
-    loading: Loading = Loading(),
-    json: Json = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Find the neurons of MODEL whose value vectors promote or suppress the words of QUERY.
 

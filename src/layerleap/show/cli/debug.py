@@ -8,8 +8,7 @@ import typer
 from typer import Option
 
 from layerleap.errors import BadSettings, LayerleapError
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Loading, Model, OtherModel
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, err, out, tell
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def debug(
-    model: Model,
+    model: options.Model,
     bank: Annotated[
         str | None,
         Option(
@@ -26,7 +25,7 @@ def debug(
         ),
         preflight.bank,
     ] = None,
-    other_model: OtherModel = False,
+    other_model: options.OtherModel = False,
     port: Annotated[int, Option(help="Port of the page; 0 takes any free one.")] = 8123,
     host: Annotated[
         str,
@@ -49,7 +48,7 @@ def debug(
         Option("--index-file", help="File of the index; by default the cached one."),
         preflight.index,
     ] = None,
-    loading: Loading = Loading(),
+    loading: options.Loading = options.Loading(),
 ) -> None:
     """Open a page that shows MODEL layer by layer, searches its concepts and edits them.
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Starts, Text
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
 from layerleap.stream.positions import parse_positions
@@ -15,7 +14,7 @@ from layerleap.stream.split import Side, Unit
 
 
 def evaluate(
-    model: Model,
+    model: options.Model,
     bank: Annotated[
         list[str] | None,
         Option(
@@ -24,8 +23,8 @@ def evaluate(
         ),
         preflight.bank,
     ] = None,
-    other_model: OtherModel = False,
-    text: Text = None,
+    other_model: options.OtherModel = False,
+    text: options.Text = None,
     texts: Annotated[
         int, Option(help="Read this many texts."), preflight.at_least("texts", 1)
     ] = 300,
@@ -50,16 +49,16 @@ def evaluate(
     keep_fitted: Annotated[
         bool, Option("--keep-fitted", help="Also read documents a bank was fitted on.")
     ] = False,
-    starts: Starts = None,
+    starts: options.Starts = None,
     out_folder: Annotated[
         Path | None,
         Option("--out", "-o", help="Write page, figure, CSV and JSON into this folder."),
         preflight.report_folder("evaluation.html", "report of an evaluation"),
         preflight.extras("report", "matplotlib"),
     ] = None,
-    force: Force = False,
-    loading: Loading = Loading(),
-    json: Json = False,
+    force: options.Force = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Show how well the shortcuts of MODEL predict its output on a text, layer by layer.
 

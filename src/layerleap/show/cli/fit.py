@@ -7,27 +7,15 @@ from typer import Argument, Option
 
 import layerleap
 from layerleap.maps.settings import read_ridge
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import (
-    Cutting,
-    Force,
-    Json,
-    Loading,
-    Model,
-    NoEvaluate,
-    Out,
-    Rank,
-    Starts,
-    Text,
-)
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.stream.sampling import read_shard
 
 
 def fit(
-    model: Model,
-    text: Text = None,
-    out_folder: Out = Path("bank"),
+    model: options.Model,
+    text: options.Text = None,
+    out_folder: options.Out = Path("bank"),
     texts: Annotated[int | None, Option(help="How many texts to fit on; all by default.")] = None,
     pairs: Annotated[
         str,
@@ -37,8 +25,8 @@ def fit(
     parts: Annotated[
         bool, Option("--parts", help="Also fit maps that replace attention, FFN and norms.")
     ] = False,
-    cutting: Cutting = Cutting(),
-    starts: Starts = None,
+    cutting: options.Cutting = options.Cutting(),
+    starts: options.Starts = None,
     intercept: Annotated[bool, Option("--intercept", help="Fit a bias too.")] = False,
     ridge: Annotated[
         str | None,
@@ -48,16 +36,16 @@ def fit(
         ),
         preflight.solving,
     ] = None,
-    rank: Rank = None,
-    no_evaluate: NoEvaluate = False,
+    rank: options.Rank = None,
+    no_evaluate: options.NoEvaluate = False,
     shard: Annotated[
         str | None,
         Option(help="'0/4': do the first of four parts and save its statistics for merge."),
         preflight.shard,
     ] = None,
-    force: Force = False,
-    loading: Loading = Loading(),
-    json: Json = False,
+    force: options.Force = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Fit linear shortcuts for MODEL in one pass over a text, and save them as a bank.
 
@@ -115,7 +103,7 @@ def _show_bank(bank: Any, folder: Path, json: bool) -> None:
 
 def merge(
     files: Annotated[list[Path], Argument(help="The files of all shards.")],
-    out_folder: Out = Path("bank"),
+    out_folder: options.Out = Path("bank"),
     intercept: Annotated[
         bool | None,
         Option(
@@ -127,9 +115,9 @@ def merge(
         Option(help="A number or 'auto'. By default, as the shards were fitted."),
         preflight.solving,
     ] = None,
-    rank: Rank = None,
-    force: Force = False,
-    json: Json = False,
+    rank: options.Rank = None,
+    force: options.Force = False,
+    json: options.Json = False,
 ) -> None:
     """Merge the statistics of shards into the bank that one run would have given.
 
@@ -157,13 +145,13 @@ Of = Annotated[str, Option("--model", "-m", help="The model the maps belong to."
 def _imported(kind: str, folder: Path, model: str, out_folder: Path) -> None:
     with clean_errors():
         importer = {"mat": layerleap.import_mat, "tuned-lens": layerleap.import_tuned_lens}[kind]
-        bank = importer(folder, Loading().load(model))
+        bank = importer(folder, options.Loading().load(model))
         bank.save_pretrained(out_folder)
         out.print(f"{bank!r}: {out_folder}", highlight=False, soft_wrap=True)
 
 
 def import_mat(
-    folder: Folder, model: Of, out_folder: Out = Path("bank"), force: Force = False
+    folder: Folder, model: Of, out_folder: options.Out = Path("bank"), force: options.Force = False
 ) -> None:
     """Import mat's i_j.pickle matrices; nothing in the files is executed.
 
@@ -173,7 +161,7 @@ def import_mat(
 
 
 def import_tuned_lens(
-    folder: Folder, model: Of, out_folder: Out = Path("bank"), force: Force = False
+    folder: Folder, model: Of, out_folder: options.Out = Path("bank"), force: options.Force = False
 ) -> None:
     """Import a tuned-lens folder (config.json, params.pt); nothing in it is executed.
 

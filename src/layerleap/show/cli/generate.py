@@ -10,8 +10,7 @@ from typer import Argument, Option
 
 from layerleap.act.spelling import Policy, read_layers, read_rule
 from layerleap.errors import BadSettings
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Json, Loading, Model, OtherModel
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import (
     TerminalProgress,
     clean_errors,
@@ -23,7 +22,7 @@ from layerleap.show.cli.terminal import (
 
 
 def generate(
-    model: Model,
+    model: options.Model,
     prompt: Annotated[str, Argument(help="Text to continue; '-' reads standard input.")],
     bank: Annotated[
         str | None,
@@ -33,7 +32,7 @@ def generate(
     no_bank: Annotated[
         bool, Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
     ] = False,
-    other_model: OtherModel = False,
+    other_model: options.OtherModel = False,
     edit: Annotated[
         list[str] | None,
         Option(
@@ -98,8 +97,8 @@ def generate(
         Option(help="Also write the coloured text to this HTML file."),
         preflight.target_file,
     ] = None,
-    loading: Loading = Loading(),
-    json: Json = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Continue PROMPT: exactly and faster than one token per pass, or exiting early.
 
@@ -147,7 +146,8 @@ def generate(
                 **how,
             )
         if painter is not None:
-            painter.end(str(generation.stats))
+            out.print()
+            tell(str(generation.stats))
             for parsed in edits:
                 remark = parsed.remark(transformer)
                 tell(f"with an edit: {edit_sentence(parsed)}{remark and f' ({remark})'}")
@@ -209,10 +209,6 @@ class _Painter:
             self.has_begun = True
         colour = exit_colour(layer, self.n_layers)
         out.print(piece, style=f"black on {colour}" if layer < self.n_layers else "", **plain)
-
-    def end(self, summary: str) -> None:
-        out.print()
-        tell(summary)
 
 
 def _exit(text: str | None) -> dict[str, Any]:

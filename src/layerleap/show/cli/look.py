@@ -5,17 +5,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import (
-    Bank,
-    Html,
-    Json,
-    Loading,
-    Model,
-    OtherModel,
-    Prompt,
-    parse_words,
-)
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import (
     TerminalProgress,
     clean_errors,
@@ -27,7 +17,7 @@ from layerleap.show.cli.terminal import (
 )
 
 
-def models(json: Json = False) -> None:
+def models(json: options.Json = False) -> None:
     """List bundled models, texts, images and recordings, and which of them are cached.
 
     Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits), vit-mnist
@@ -82,8 +72,8 @@ def tasks(
     seeds: Annotated[
         int, Option(help="How often demonstrations are drawn."), preflight.at_least("seeds", 1)
     ] = 3,
-    loading: Loading = Loading(),
-    json: Json = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """List the bundled tasks, or measure which of them MODEL learns in context.
 
@@ -120,7 +110,9 @@ def tasks(
         out.print(rows_table(TASKS, rows) if model is None else accuracy_table(rows))
 
 
-def check(model: Model, loading: Loading = Loading(), json: Json = False) -> None:
+def check(
+    model: options.Model, loading: options.Loading = options.Loading(), json: options.Json = False
+) -> None:
     """Verify that MODEL can be read: run all laws; exit code 0 only if all of them hold.
 
     No tokenizer is needed.
@@ -133,22 +125,22 @@ def check(model: Model, loading: Loading = Loading(), json: Json = False) -> Non
 
         bare = load_bare(model, tell=tell, revision=loading.revision, dtype=loading.dtype)
         how: dict[str, Any] = {"laws": loading.laws, "blocks": loading.blocks}
-        verdicts = check(bare, tail=parse_words(loading.tail), **how)
+        verdicts = check(bare, tail=options.parse_words(loading.tail), **how)
         show(verdicts, json=json)
     if any(verdict.status == "fails" for verdict in verdicts):
         raise Exit(1)
 
 
 def read(
-    model: Model,
-    text: Prompt,
+    model: options.Model,
+    text: options.Prompt,
     bank: Annotated[
         str | None,
         Option(help="Folder or hub name of a bank. By default, one is fitted once and cached."),
         preflight.bank,
     ] = None,
     no_bank: Annotated[bool, Option("--no-bank", help="Only the logit lens.")] = False,
-    other_model: OtherModel = False,
+    other_model: options.OtherModel = False,
     position: Annotated[
         int | None, Option(help="Which token's reading to show; the last by default.")
     ] = None,
@@ -161,8 +153,8 @@ def read(
     html: Annotated[
         Path | None, Option(help="Also write all positions as a page."), preflight.target_file
     ] = None,
-    loading: Loading = Loading(),
-    json: Json = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Show the prediction at every layer of MODEL: logit lens and linear shortcuts.
 
@@ -203,18 +195,18 @@ def read(
 
 
 def saturation(
-    model: Model,
-    text: Prompt,
+    model: options.Model,
+    text: options.Prompt,
     ranks: Annotated[int, Option("--ranks", "-k", help="How many ranks.")] = 5,
     position: Annotated[
         list[int] | None,
         Option(help="Which tokens to show, negative from the end; repeat it. All by default."),
     ] = None,
-    bank: Bank = None,
-    other_model: OtherModel = False,
-    html: Html = None,
-    loading: Loading = Loading(),
-    json: Json = False,
+    bank: options.Bank = None,
+    other_model: options.OtherModel = False,
+    html: options.Html = None,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Show the layer from which each of MODEL's top tokens keeps its rank.
 

@@ -104,18 +104,12 @@ def fits_table(rows: list[Row]) -> RenderableType:
 def accuracy_table(rows: list[Row]) -> RenderableType:
     """Right answers in percent, by task and number of demonstrations."""
     shots = sorted({cell["shots"] for row in rows for cell in row["accuracy"]} - {None})
-    percent = {"form": "{:.0f}", "scale": 100.0}
+    conditions = (*map(str, shots), "shuffled", "no model")
+    words, colours = {True: "yes", False: "not clearly"}, {True: "good", False: "partly"}
     columns = (
         Column("task"),
-        *(Column(str(n), **percent) for n in shots),  # type: ignore[arg-type]
-        *(Column(key, **percent) for key in ("shuffled", "no model")),  # type: ignore[arg-type]
-        Column(
-            "works",
-            "learned?",
-            words={True: "yes", False: "not clearly"},
-            colours={True: "good", False: "partly"},
-            note="lead",
-        ),
+        *(Column(condition, form="{:.0f}", scale=100.0) for condition in conditions),
+        Column("works", "learned?", words=words, colours=colours, note="lead"),
     )
     caption = "Right answers (%) by number of demonstrations"
     table = Table("accuracy", caption, lambda rows: map(_accuracy, rows), columns)

@@ -105,7 +105,7 @@ def weights(
             if tokens is not None:
                 shared["tokens"] = parameters.frequent(tokens, text, progress=progress)
             if name is None:
-                results = [parameters.heads(sample=sample, **shared)]
+                results: list[Any] = [parameters.heads(sample=sample, **shared)]
             elif is_head:
                 shared |= {"identical": not different, "largest": largest, "top": top or 50}
                 results = _pairs(parameters, name, form, offset, shared)

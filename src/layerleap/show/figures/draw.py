@@ -248,7 +248,8 @@ def _heatmap(axes: Any, figure: Figure, panel: list[Row]) -> Any:
     whole = all(isinstance(v, int) for v in (*xs, *ys)) and not figure.cell_form
     extent = (xs[0] - 0.5, xs[-1] + 0.5, ys[0] - 0.5, ys[-1] + 0.5) if whole else None
     colours = matplotlib.colormaps["Blues" if figure.cell_form else "viridis"].resampled(128)
-    how = {"origin": "lower" if whole else "upper", "extent": extent, "interpolation": "none"}
+    origin = "lower" if whole else "upper"
+    how: dict[str, Any] = {"origin": origin, "extent": extent, "interpolation": "none"}
     how |= {"cmap": colours, "vmin": low, "vmax": high, "aspect": "equal"}
     mesh = axes.imshow(numpy.ma.masked_invalid(values), **how)
     ticker = report_library("matplotlib.ticker")

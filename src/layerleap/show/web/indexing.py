@@ -47,10 +47,8 @@ class IndexBuilder:
         index = self.debugger.index_state()
         with self._lock:
             state: BuildState = self._state
-            if state not in BUSY:
-                state = (
-                    "ready" if index["ready"] else state if index["buildable"] else "unavailable"
-                )
+            if state not in BUSY and (index["ready"] or not index["buildable"]):
+                state = "ready" if index["ready"] else "unavailable"
             cost = None if state in ("ready", "unavailable") else self._cost
             return IndexBuild(
                 state=state,

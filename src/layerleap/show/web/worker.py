@@ -168,7 +168,7 @@ class Worker:
         while self._wait():
             self._run_queue()
             with self._changed:
-                has_time = bool(self._spare) and not self._queue and not self._is_closed
+                has_time = self._spare and not self._queue and not self._is_closed
                 spare = self._spare.popleft() if has_time else None
             if spare is not None:
                 with suppress(Stopped):

@@ -29,7 +29,7 @@ class SuitabilityContext(FitContext[SuitabilitySettings]):
     """The bank, evidence by map, and what an answer costs."""
 
     @cached_property
-    def given(self) -> ShortcutBank | None:
+    def named_bank(self) -> ShortcutBank | None:
         """The bank of the settings, if there is one."""
         bank = self.settings.bank
         if bank is None:
@@ -43,11 +43,11 @@ class SuitabilityContext(FitContext[SuitabilitySettings]):
     @cached_property
     def bank(self) -> ShortcutBank:
         """The bank that was given, or else one fitted on the text."""
-        return self.fit(self.text).bank if self.given is None else self.given
+        return self.fit(self.text).bank if self.named_bank is None else self.named_bank
 
     def fingerprint(self) -> list[str]:
         """Digests of the bank and the text; refuses too little text before any pass is run."""
-        s, bank = self.settings, self.given
+        s, bank = self.settings, self.named_bank
         if self.text == "-":
             return [uuid4().hex]  # it can be read only once, so there is nothing to continue
         held_out = self.census()
@@ -87,8 +87,9 @@ class SuitabilityContext(FitContext[SuitabilitySettings]):
 
 def _made(kind: type[P], row: Row) -> P:
     """What `to_dict` described, after JSON has made lists of its tuples."""
-    values = {field.name: row[field.name] for field in fields(kind)}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(kind)}
+    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return kind(**values)
 
 
 def _may_have_seen(bank: ShortcutBank, s: SuitabilitySettings) -> list[str]:

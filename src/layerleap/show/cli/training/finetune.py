@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from layerleap.act.fine_tuning import fine_tuning
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Text, parse_words
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, show, tell
 
 
@@ -45,7 +44,7 @@ class Training:
 
     def settings(self) -> dict[str, Any]:
         """As `layerleap.finetune` takes them."""
-        return {**vars(self), "parameters": parse_words(self.parameters) or []}
+        return {**vars(self), "parameters": options.parse_words(self.parameters) or []}
 
     def check(self) -> None:
         """Refuse what is out of range."""
@@ -53,11 +52,11 @@ class Training:
 
 
 def finetune_command(
-    model: Model,
+    model: options.Model,
     out_folder: Annotated[
         Path, Option("--out", "-o", help="Folder for the model."), preflight.model_folder
     ],
-    text: Text = None,
+    text: options.Text = None,
     training: Training = Training(),
     bank: Annotated[
         str | None,
@@ -66,10 +65,10 @@ def finetune_command(
         ),
         preflight.bank,
     ] = None,
-    other_model: OtherModel = False,
-    force: Force = False,
-    loading: Loading = Loading(),
-    json: Json = False,
+    other_model: options.OtherModel = False,
+    force: options.Force = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Fine-tune a copy of MODEL on a text and save it in the hub's format.
 

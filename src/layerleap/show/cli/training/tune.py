@@ -7,29 +7,16 @@ from typing import Annotated
 
 from typer import Option
 
-from layerleap.show.cli import preflight
-from layerleap.show.cli.options import (
-    Cutting,
-    Force,
-    Json,
-    Loading,
-    Model,
-    NoEvaluate,
-    Out,
-    Positions,
-    Starts,
-    Text,
-    Unit,
-)
+from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, show, tell
 
 
 @dataclass(frozen=True)
-class TuneCutting(Cutting):
+class TuneCutting(options.Cutting):
     """Training needs many rows: many positions of longer texts."""
 
-    unit: Unit = "paragraph"
-    positions: Positions = "every:4"
+    unit: options.Unit = "paragraph"
+    positions: options.Positions = "every:4"
 
 
 @dataclass(frozen=True)
@@ -47,12 +34,12 @@ class Training:
 
 
 def tune_command(
-    model: Model,
+    model: options.Model,
     bank: Annotated[
         str, Option("--bank", help="Folder or hub name of a fitted bank."), preflight.bank
     ],
-    text: Text = None,
-    out_folder: Out = Path("tuned"),
+    text: options.Text = None,
+    out_folder: options.Out = Path("tuned"),
     texts: Annotated[int | None, Option(help="Texts to take states from.")] = 1500,
     max_states: Annotated[
         int, Option(help="States kept on disk, a random sample of all.")
@@ -62,11 +49,11 @@ def tune_command(
     ] = 0.05,
     training: Training = Training(),
     cutting: TuneCutting = TuneCutting(),
-    starts: Starts = None,
-    no_evaluate: NoEvaluate = False,
-    force: Force = False,
-    loading: Loading = Loading(),
-    json: Json = False,
+    starts: options.Starts = None,
+    no_evaluate: options.NoEvaluate = False,
+    force: options.Force = False,
+    loading: options.Loading = options.Loading(),
+    json: options.Json = False,
 ) -> None:
     """Fine-tune the maps of a bank against MODEL's own output (the tuned lens).
 
