@@ -48,7 +48,7 @@ from layerleap.stream.examples import Sampling, longest_input
 from layerleap.stream.source import default_text, resolve_text
 from layerleap.stream.windows import token_stream, windows
 from layerleap.zoo.small_lm import lm_loss
-from layerleap.zoo.small_vit import warmup_cosine
+from layerleap.zoo.training_loop import warmup_cosine
 
 CHECKPOINT = TensorFile("finetuning", 1)
 OLDEST = 20.0  # seconds between two checkpoints: what a kill may cost

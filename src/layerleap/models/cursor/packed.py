@@ -141,10 +141,7 @@ class Packed:
 
     @classmethod
     def _fastest(
-        cls,
-        modules: Sequence[nn.Linear],
-        layouts: Sequence[Layout],
-        sizes: Collection[int] | None,
+        cls, modules: Sequence[nn.Linear], layouts: Sequence[Layout], sizes: Collection[int] | None
     ) -> "Packed | None":
         sample = _sample(modules)
         trials = [cls(layout, sample) for layout in layouts]

@@ -147,10 +147,7 @@ def _candidates(
 
 
 def _halves(n: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    for first, second in (
-        (range(n), range(n, 2 * n)),
-        (range(0, 2 * n, 2), range(1, 2 * n, 2)),
-    ):
+    for first, second in ((range(n), range(n, 2 * n)), (range(0, 2 * n, 2), range(1, 2 * n, 2))):
         yield tuple(first), tuple(second)
         yield tuple(second), tuple(first)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from layerleap.stream.tasks.task import Task, make_task
 from layerleap.zoo.download import fetch
+from layerleap.zoo.reviews import is_held_out
 
 REVIEWS = "reviews"
 LONGEST_REVIEW = 100  # characters: demonstrations have to fit into a context
@@ -66,10 +67,6 @@ def _items(text: str) -> list[str]:
 
 def _reviews() -> Iterator[tuple[str, str]]:
     """Short reviews that no bundled model was trained on."""
-    from layerleap.zoo.reviews import (
-        is_held_out,  # it imports torch, which mistakes do not wait for
-    )
-
     with fetch(REVIEWS).open(encoding="utf8") as lines:
         for record in map(json.loads, lines):
             text = record["text"]
