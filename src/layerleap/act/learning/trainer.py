@@ -46,7 +46,7 @@ from layerleap.stats.tally import Saver, interrupts_wait
 from layerleap.stats.tensor_file import TensorFile, require_same_run
 from layerleap.stream.examples import Sampling, longest_input
 from layerleap.stream.source import default_text, resolve_text
-from layerleap.stream.windows import token_stream, windows
+from layerleap.stream.tokens import token_stream, windows
 from layerleap.zoo.small_lm import lm_loss
 from layerleap.zoo.training_loop import warmup_cosine
 

@@ -10,7 +10,7 @@ from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Starts, Text
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
-from layerleap.stream.positions import parse_positions
+from layerleap.stream.sampling import parse_positions
 from layerleap.stream.split import Side, Unit
 
 
