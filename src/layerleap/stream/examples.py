@@ -135,19 +135,19 @@ class Census:
     digest: Any = field(default_factory=hashlib.sha256, repr=False)
     leave_out: Collection[int] = ()  # fingerprints of documents that must not be read
     left_out: int = 0  # how many of them there were
-    seen: dict[int, int] = field(default_factory=dict, repr=False)  # fingerprints, by document
+    marks: dict[int, int] = field(default_factory=dict, repr=False)  # fingerprints, by document
     used: set[int] = field(default_factory=set, repr=False)  # those that were read
 
     def admits(self, document: int, content: str | bytes) -> bool:
         """True unless the document must be left out."""
-        self.seen[document] = fingerprint(content)
-        is_out = self.seen[document] in self.leave_out
+        self.marks[document] = fingerprint(content)
+        is_out = self.marks[document] in self.leave_out
         self.left_out += is_out
         return not is_out
 
     def use(self, document: int) -> None:
         """Count a document that is being read."""
-        self.used.add(self.seen[document])
+        self.used.add(self.marks[document])
 
     def note(self, tokens: int, rows: int, content: bytes) -> None:
         """Count one text, image or clip."""
@@ -259,21 +259,19 @@ def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
     if transformer.kind == "masked-token":
         if tokenizer.mask_token_id is None:
             raise BadText(f"the tokenizer of {name} has no mask token; pass tokenizer=...")
-        _require_few_masks(parse_positions(sampling.positions))
+        policy = parse_positions(sampling.positions)
+        # All are masked at once, and the rest must leave some context.
+        if isinstance(policy, EveryNth) and policy.n < DENSEST_MASKS:
+            raise BadSettings(
+                f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, but masked "
+                "models are trained with about 15 %; use 'one', or "
+                f"'every:{DENSEST_MASKS}' and above"
+            )
     special = tokenizer.num_special_tokens_to_add()
     if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
         raise BadSettings(
             f"max_tokens is {sampling.max_tokens}, but the tokenizer adds {special} special "
             f"tokens; expected at least {special + 1}"
-        )
-
-
-def _require_few_masks(policy: Positions) -> None:
-    """Refuse dense positions: all are masked at once, and the rest must leave some context."""
-    if isinstance(policy, EveryNth) and policy.n < DENSEST_MASKS:
-        raise BadSettings(
-            f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, but masked "
-            f"models are trained with about 15 %; use 'one', or 'every:{DENSEST_MASKS}' and above"
         )
 
 
@@ -299,18 +297,14 @@ def _encode(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
     size = 1  # often only the first text is read, so tokenise more only as more are asked for
-    while chunk := [_without_surrogates(text) for text in islice(texts, size)]:
+    # Tokenizers reject lone surrogates, which come from escaped JSON; they become "?".
+    while chunk := [t.encode("utf8", "replace").decode("utf8") for t in islice(texts, size)]:
         size = min(2 * size, TOKENISED)
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
         for text, ids in zip(chunk, encoded["input_ids"], strict=True):
             example = _example(transformer, text, list(ids), number, sampling, policy, ridge_rows)
             if example:
                 yield example
-
-
-def _without_surrogates(text: str) -> str:
-    """The text with lone surrogates (from escaped JSON) as "?": tokenizers reject them."""
-    return text.encode("utf8", "replace").decode("utf8")
 
 
 def _example(
@@ -393,6 +387,9 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
     rows, positions = keep.nonzero(as_tuple=True)
     if transformer.row_kind != "position":  # one row per text
         rows, positions = torch.arange(len(examples)), keep.int().argmax(1)
+    gold = None
+    if any(example.gold for example in examples):
+        gold = torch.tensor([g for e in examples for g in e.gold or (-1,) * len(e.keep)])
     return Batch(
         index,
         inputs,
@@ -402,12 +399,5 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
         torch.tensor([example.ridge_rows for example in examples])[rows],
         len(examples),
         int(mask.sum()),
-        _gold(examples),
+        gold,
     )
-
-
-def _gold(examples: list[Example]) -> Tensor | None:
-    """The correct tokens of all kept rows in row-major order, or None if all are unknown."""
-    if not any(example.gold for example in examples):
-        return None
-    return torch.tensor([g for e in examples for g in e.gold or (-1,) * len(e.keep)])

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.files import cache_root, whole_file
@@ -84,12 +83,11 @@ def generated_texts(
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     path = cache_root() / "generated" / f"{name}.jsonl"
     if not path.exists():
-        rounds = (
-            _resampled(transformer, settings, real, progress)
-            if transformer.kind == "masked-token"
-            else _written(transformer, settings, progress)
-        )
-        _write(path, rounds)
+        length = min(settings.max_tokens, longest_input(transformer))
+        if transformer.kind == "masked-token":
+            _write(path, _resampled(transformer, settings, length, real, progress))
+        else:
+            _write(path, _sampled(transformer, settings, length, progress))
     return path
 
 
@@ -132,24 +130,22 @@ def _write(path: Path, rounds: Iterable[Sequence[str]]) -> None:
 
 @torch.inference_mode()
 def _resampled(
-    transformer: Transformer, settings: TextGeneration, starts: list[str], progress: Progress
+    transformer: Transformer,
+    settings: TextGeneration,
+    length: int,
+    starts: list[str],
+    progress: Progress,
 ) -> Iterator[list[str]]:
     tokenizer: Any = transformer.tokenizer
-    encoded = tokenizer(
-        starts,
-        padding=True,
-        truncation=True,
-        max_length=_length(transformer, settings),
-        padding_side="right",
-        return_tensors="pt",
-    )
+    how: dict[str, Any] = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+    encoded = tokenizer(starts, truncation=True, max_length=length, **how)
     real, mask = encoded["input_ids"], encoded["attention_mask"]
     special = torch.tensor(tokenizer.all_special_ids)
     fixed = torch.isin(real, special) | (mask == 0)
     generator = torch.Generator().manual_seed(settings.seed)
     ids = real
-    for done in range(-(-settings.n_texts // len(starts))):
-        if done % settings.rounds == 0:
+    for number in range(-(-settings.n_texts // len(starts))):
+        if number % settings.rounds == 0:
             ids = real.clone()
         chosen = (torch.rand(ids.shape, generator=generator) < settings.share) & ~fixed
         hidden = ids.masked_fill(chosen, tokenizer.mask_token_id)
@@ -158,48 +154,25 @@ def _resampled(
         logits = logits.float().cpu().index_fill(1, special, -torch.inf)
         ids = ids.clone()
         ids[chosen] = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
-        progress("generating texts", (done + 1) * len(starts), settings.n_texts)
-        yield _decoded(tokenizer, ids, mask)
-
-
-def _length(transformer: Transformer, settings: TextGeneration) -> int:
-    return min(settings.max_tokens, longest_input(transformer))
-
-
-def _decoded(tokenizer: Any, ids: Tensor, mask: Tensor) -> list[str]:
-    rows = [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
-    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+        progress("generating texts", (number + 1) * len(starts), settings.n_texts)
+        rows = [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
+        yield tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 @torch.inference_mode()
-def _written(
-    transformer: Transformer, settings: TextGeneration, progress: Progress
+def _sampled(
+    transformer: Transformer, settings: TextGeneration, length: int, progress: Progress
 ) -> Iterator[list[str]]:
     """Texts sampled from the full distribution, starting from the first token of a text."""
+    from transformers import GenerationConfig
+
     tokenizer: Any = transformer.tokenizer
     model: Any = transformer.model
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if first is None:
         raise BadText("the tokenizer has neither a BOS nor an EOS token to start generating from")
     end = tokenizer.eos_token_id
-    how = _plain_sampling(_length(transformer, settings), end)
-    size = 64
-    with torch.random.fork_rng(devices=[]), _own_defaults(model):
-        torch.manual_seed(settings.seed)
-        for done in range(-(-settings.n_texts // size)):
-            start = torch.full((size, 1), first, device=model.device)
-            ids = model.generate(
-                start, attention_mask=torch.ones_like(start), generation_config=how
-            )
-            progress("generating texts", (done + 1) * size, settings.n_texts)
-            rows = [_until(row[1:], end) for row in ids.tolist()]
-            yield tokenizer.batch_decode(rows, skip_special_tokens=True)
-
-
-def _plain_sampling(length: int, end: int | None) -> Any:
-    from transformers import GenerationConfig
-
-    return GenerationConfig(
+    how = GenerationConfig(
         do_sample=True,
         top_k=0,
         top_p=1.0,
@@ -208,10 +181,22 @@ def _plain_sampling(length: int, end: int | None) -> Any:
         eos_token_id=end,
         pad_token_id=0 if end is None else end,
     )
+    size = 64
+    with torch.random.fork_rng(devices=[]), _without_defaults(model):
+        torch.manual_seed(settings.seed)
+        for number in range(-(-settings.n_texts // size)):
+            start = torch.full((size, 1), first, device=model.device)
+            ids = model.generate(
+                start, attention_mask=torch.ones_like(start), generation_config=how
+            )
+            progress("generating texts", (number + 1) * size, settings.n_texts)
+            # After the end token there is only padding.
+            rows = [row[1 : row.index(end, 1) if end in row[1:] else None] for row in ids.tolist()]
+            yield tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 @contextmanager
-def _own_defaults(model: Any) -> Iterator[None]:
+def _without_defaults(model: Any) -> Iterator[None]:
     """Set aside the checkpoint's generation config: it fills in whatever we leave open."""
     from transformers import GenerationConfig
 
@@ -221,8 +206,3 @@ def _own_defaults(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = before
-
-
-def _until(ids: list[int], end: int | None) -> list[int]:
-    """The ids before the first `end`; after it there is only padding."""
-    return ids[: ids.index(end)] if end in ids else ids

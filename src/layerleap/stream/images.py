@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from layerleap.errors import BadMedia, BadSettings, check_choice
+from layerleap.errors import BadMedia, BadSettings
 from layerleap.extras import library
 from layerleap.files import files_under
 from layerleap.models.transformer import Transformer
@@ -80,25 +81,17 @@ def image_batches(
     sampling: Sampling | None = None,
     *,
     side: Side = "held-out",
-    n_images: int | None = None,
+    n_texts: int | None = None,
     per_batch: int = 16,
     census: Census | None = None,
     ridge_share: float = 0.0,
 ) -> Iterator[Batch]:
     """Batches of images, each with the one position whose state reaches the logits.
 
-    Args:
-        transformer: an image classifier with its processor.
-        source: anything `iter_images` accepts.
-        sampling: only `held_out` and `seed` (of the order) are used. Models trained by the zoo
-            never saw the images that the default share holds out.
-        side: use the images to fit on, the held-out ones, or both.
-        n_images: stop after that many images.
-        per_batch: images per forward pass.
-        census: counts what is read.
-        ridge_share: share of the fitting side that is held back to choose a ridge.
+    The arguments are those of `batches_of`. Of `sampling`, only `held_out` and `seed` (of the
+    order) are used. Models trained by the zoo never saw the images that the default share holds
+    out.
     """
-    check_choice(side, Side, "side")
     sampling = sampling or Sampling()
     census = census if census is not None else Census()
     _require_images(transformer)
@@ -109,11 +102,10 @@ def image_batches(
         if on_side(side, is_held_out(labelled.image, sampling.held_out))
         and census.admits(labelled.number, labelled.image.tobytes())
     )
-    images, index, n_positions = islice(side_images, n_images), 0, 0
+    images, index, n_positions = islice(side_images, n_texts), 0, 0
     while chunk := list(islice(images, per_batch)):
         shape = image_shape(transformer.model.config)
-        pixels = pixel_values(transformer.processor, [each.image for each in chunk], shape)
-        inputs = {"pixel_values": pixels}
+        pixels = pixel_values(transformer.processor, [one.image for one in chunk], shape)
         if not n_positions:  # this pass ends before the first block
             captured = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = captured.states[0].shape[1]
@@ -122,14 +114,14 @@ def image_batches(
             census.use(labelled.number)
             shape_and_pixels = f"{labelled.image.shape}".encode() + labelled.image.tobytes()
             census.note(n_positions, 1, shape_and_pixels)
-        yield _batch(transformer, chunk, inputs, n_positions, index, ridge_share)
+        yield _batch(transformer, chunk, pixels, n_positions, index, ridge_share)
         index += 1
 
 
 def _batch(
     transformer: Transformer,
     chunk: list[LabelledImage],
-    inputs: dict[str, Any],
+    pixels: Tensor,
     n_positions: int,
     index: int,
     ridge_share: float,
@@ -144,7 +136,7 @@ def _batch(
     ridge_rows = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
     return Batch(
         index,
-        inputs,
+        {"pixel_values": pixels},
         keep,
         torch.tensor([labelled.number for labelled in chunk]),
         keep.int().argmax(1),
@@ -212,7 +204,6 @@ def _label(path: Path, folder: Path, classes: Mapping[str, int]) -> int:
 
 def _read_image(path: Path) -> np.ndarray[Any, Any]:
     Image = library("PIL.Image", "bundled")
-
     try:
         with Image.open(path) as image:
             return _pixels(image)
