@@ -21,14 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
-from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import ROUNDING, is_same, rounding, row_gap
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy, Site
 from layerleap.models.discovery.trace import Call, trace
-from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights.matrices import calls_inside, check_in_memory, has_matrix, last_call
+from layerleap.models.weights.by_block import ByBlock, Find
+from layerleap.models.weights.matrices import (
+    Rows,
+    calls_inside,
+    has_matrix,
+    last_call,
+    matrix_of,
+)
 from layerleap.models.weights.norms import norm_gain
 
 
@@ -37,9 +42,8 @@ class FeedForward:
     """The neurons of one block."""
 
     block: int  # 1 to n_layers
-    path: str  # of the down-projection; what it takes are the coefficients
+    down: Rows  # the down-projection: a column per neuron; what it takes are the coefficients
     n_neurons: int
-    is_transposed: bool  # the weight has a column per neuron, as in `nn.Linear`
     site: Site  # what the down-projection takes, for `capture`
     after: str | None = None  # path of a norm or learned scale on the way to the stream
     centres: bool = False  # that norm subtracts the mean, as LayerNorm does
@@ -47,18 +51,15 @@ class FeedForward:
 
     def module(self, transformer: Transformer) -> nn.Module:
         """The down-projection."""
-        return transformer.model.get_submodule(self.path)
+        return transformer.model.get_submodule(self.down.path)
 
     def values(self, transformer: Transformer) -> Tensor:
         """The value vectors: (n_neurons, d_model), a view of the weights."""
-        weight = self.module(transformer).weight
-        assert isinstance(weight, Tensor)
-        return weight.detach().T if self.is_transposed else weight.detach()
+        return self.down.of(transformer).T
 
     def bias(self, transformer: Transformer) -> Tensor | None:
         """What the FFN adds whatever its input: (d_model,)."""
-        bias = getattr(self.module(transformer), "bias", None)
-        return bias.detach() if isinstance(bias, Tensor) else None
+        return self.down.bias(transformer)
 
     @torch.no_grad()
     def written(self, transformer: Transformer, neurons: Sequence[int] | None = None) -> Tensor:
@@ -109,40 +110,29 @@ class FeedForward:
         return value - value.mean(-1, keepdim=True) if self.centres else value
 
 
-_FFNS: Known[dict[int, FeedForward | str]] = Known()
-
-
 def feed_forward(transformer: Transformer, block: int) -> FeedForward:
     """The neurons of block `block` (1 to n_layers), discovered and verified once."""
-    check_block(transformer, block)
-    known = _FFNS.of(transformer, dict)
-    if block not in known:
-        _discover(transformer, [block], within=transformer.blocks[block - 1])
-    ffn = known[block]
-    if isinstance(ffn, str):
-        raise ModelRefused(ffn)
-    return ffn
+    return _FFNS.of(transformer, block)
 
 
 def feed_forwards(transformer: Transformer) -> dict[int, FeedForward | str]:
     """The neurons of every block, or why it has none; one pass verifies them all."""
-    known = _FFNS.of(transformer, dict)
-    blocks = range(1, transformer.n_layers + 1)
-    if missing := [block for block in blocks if block not in known]:
-        _discover(transformer, missing)
-    return {block: known[block] for block in blocks}
+    return _FFNS.all(transformer)
 
 
-def _discover(transformer: Transformer, blocks: Sequence[int], within: str = "") -> None:
+def _search(transformer: Transformer, blocks: Sequence[int]) -> Find[FeedForward]:
+    within = transformer.blocks[blocks[0] - 1] if len(blocks) == 1 else ""
     with transformer.itself():
-        inputs = probe(transformer.model, rows=2, seed=17)
-        calls, _ = trace(transformer.model, inputs, within=within)
-        for block in blocks:
-            try:
-                _FFNS.of(transformer, dict)[block] = _find(transformer, block, calls)
-            except ModelRefused as error:
-                # Not the error: its traceback would keep the model alive.
-                _FFNS.of(transformer, dict)[block] = str(error)
+        calls, _ = trace(transformer.model, probe(transformer.model, rows=2, seed=17), within)
+
+    def find(block: int) -> FeedForward:
+        with transformer.itself():
+            return _find(transformer, block, calls)
+
+    return find
+
+
+_FFNS = ByBlock(_search)
 
 
 def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedForward:
@@ -154,36 +144,20 @@ def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedF
     output = last_call(calls, f"{path}.{anatomy.sites['ffn.out'].path}").gives
     for call in reversed(calls):  # the innermost matrix that gives the output ends last
         if has_matrix(call.module) and is_same(call.gives, output):
+            if (down := matrix_of(call)) is None:
+                raise ModelRefused(
+                    f"law 'neurons' failed for block {block} of {transformer.identity.name}: "
+                    f"coefficients times the weights of {call.path} do not give its output, as "
+                    "with quantised weights, or with an adapter on them"
+                )
+            assert call.takes is not None
             site = Site(call.path.removeprefix(f"{path}."), "in")
-            ffn = _verified(transformer, block, call, site)
+            ffn = FeedForward(block, down, call.takes.shape[-1], site)
             return _with_norm(transformer, ffn, anatomy, call, calls)
     raise ModelRefused(
         f"no single matrix gives the output of the FFN of block {block} of "
         f"{transformer.identity.name}, as in a mixture of experts, so its neurons cannot be read "
         "or edited one by one"
-    )
-
-
-def _verified(transformer: Transformer, block: int, call: Call, site: Site) -> FeedForward:
-    """The neurons behind a down-projection, if coefficients times values give its output."""
-    assert call.takes is not None
-    assert call.gives is not None
-    n, width = call.takes.shape[-1], call.gives.shape[-1]
-    weight, bias = call.module.weight, getattr(call.module, "bias", None)
-    assert isinstance(weight, Tensor)
-    check_in_memory(call, weight)
-    shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
-    for is_transposed, shape in ((True, (width, n)), (False, (n, width))):
-        if weight.shape != shape:
-            continue
-        ffn = FeedForward(block, call.path, n, is_transposed, site)
-        total = call.takes.double() @ ffn.values(transformer).double() + shift
-        if row_gap(total, call.gives) <= rounding(call.gives):
-            return ffn
-    raise ModelRefused(
-        f"law 'neurons' failed for block {block} of {transformer.identity.name}: coefficients "
-        f"times the weights of {call.path} do not give its output, as with quantised weights, or "
-        "with an adapter on them"
     )
 
 
@@ -207,11 +181,11 @@ def _with_norm(
     exact = added.gives.reshape(output.shape).double() * anatomy.scale
     allowed = max(rounding(output), ROUNDING[torch.float32])  # many norms compute in float32
     for centres in (False, True):
-        found = replace(ffn, after=path, centres=centres, scale=anatomy.scale)
-        parts = found.into_stream(transformer, output, output[:, None])[:, 0]
-        total = parts.double() + found.into_stream_bias(transformer, output).double()
+        candidate = replace(ffn, after=path, centres=centres, scale=anatomy.scale)
+        parts = candidate.into_stream(transformer, output, output[:, None])[:, 0]
+        total = parts.double() + candidate.into_stream_bias(transformer, output).double()
         if row_gap(total, exact) <= allowed:
-            return found
+            return candidate
     raise ModelRefused(
         f"law 'neurons' failed for block {ffn.block} of {transformer.identity.name}: {path} is not "
         "linear for given statistics, so the FFN's output cannot be split into neurons"
