@@ -44,8 +44,8 @@ class Prefix:
             return arguments
         cache = copy.deepcopy(self._cache)  # a pass adds to it
         cache.batch_repeat_interleave(len(rests))
-        seen = torch.ones(len(rests), self.length, dtype=torch.long)
-        mask = torch.cat([seen, arguments["attention_mask"]], 1)
+        shared = torch.ones(len(rests), self.length, dtype=torch.long)
+        mask = torch.cat([shared, arguments["attention_mask"]], 1)
         return {**arguments, "attention_mask": mask, "past_key_values": cache}
 
 

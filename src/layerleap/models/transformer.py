@@ -7,6 +7,7 @@ Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,7 @@ from layerleap.models.discovery.probe import probe, vocabulary_size
 from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
 from layerleap.models.discovery.tail import ACTIVATIONS, LAST, POOLS, Step, find_tail, pool
 from layerleap.models.discovery.trace import trace
+from layerleap.models.facts import check_number
 from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import edit, unedited
 from layerleap.models.hooks.foreign import Foreign, foreign_code, in_words, unhooked
@@ -100,22 +102,18 @@ class Transformer:
         model, notes = unwrap(model)
         if not isinstance(model, PreTrainedModel):
             raise UnknownModel(not_a_model(model))
-        given: dict[str, Any] = {
-            "tokenizer": tokenizer,
-            "processor": processor,
-            "identity": identify(model, name, revision),
-            "wrappers": notes,
-            "laws": laws,
-        }
+        identity = identify(model, name, revision)
+        known = {"tokenizer": tokenizer, "processor": processor, "wrappers": notes}
+        wrapped = partial(cls._verified, model, blocks, tail, check, laws, identity, **known)
         with unedited(model), uncompiled():
             try:
                 with unhooked(model):
-                    return cls._verified(model, blocks, tail, check, given)
+                    return wrapped()
             except ModelRefused as error:
                 if not (code := foreign_code(model)):
                     raise
                 try:  # hooks may be what makes it work, such as casts between dtypes
-                    return cls._verified(model, blocks, tail, check, given)
+                    return wrapped()
                 except ModelRefused:
                     raise ModelRefused(
                         f"{error}; the model has {in_words(code)}: remove it, and load again"
@@ -128,20 +126,22 @@ class Transformer:
         blocks: str | None,
         tail: Sequence[str] | None,
         check: bool,
-        given: dict[str, Any],
+        laws: Laws,
+        identity: ModelIdentity,
+        **known: Any,
     ) -> "Transformer":
         with _refusing(model, "layerleap cannot follow it:"):
-            wrapped = cls._discover(model, blocks, tail, **given)
+            wrapped = cls._discover(model, blocks, tail, laws, identity=identity, **known)
             if check:
                 from layerleap.models.discovery.laws import require  # laws check a wrapped model
 
-                require(wrapped, given["laws"])
+                require(wrapped, laws)
         hooks_of(model).remember(model)
         wrapped._loaded_with = foreign_code(model)
         wrapped._tail_with = foreign_code(model, wrapped._outside_blocks())
         if check and not wrapped._loaded_with:
-            found = {name: getattr(wrapped, name) for name in FOUND}
-            _VERIFIED[model] = _state(model), found
+            facts = {name: getattr(wrapped, name) for name in DISCOVERED}
+            _VERIFIED[model] = _state(model), facts
         return wrapped
 
     @classmethod
@@ -150,10 +150,10 @@ class Transformer:
 
         Like `wrap` without further arguments, so there is no tokenizer.
         """
-        state, found = _VERIFIED.get(model, (None, {}))
+        state, facts = _VERIFIED.get(model, (None, {}))
         if state is None or foreign_code(model) or state != _state(model):
             return cls.wrap(model)
-        return cls(model, None, **found, _mark=state[0])
+        return cls(model, None, **facts, _mark=state[0])
 
     @classmethod
     def _discover(
@@ -162,7 +162,7 @@ class Transformer:
         blocks: str | None,
         tail: Sequence[str] | None,
         laws: Laws,
-        **given: Any,
+        **known: Any,
     ) -> "Transformer":
         inputs = probe(model)
         with _refusing(model, "its own code raised"):
@@ -194,7 +194,7 @@ class Transformer:
             kind=_kind(model, inputs, logits, says_so=laws == "loose"),
             d_model=first.shape[-1],
             d_vocab=logits.shape[-1],
-            **given,
+            **known,
         )
         if wrapped.kind == "text-class" and wrapped.row_kind == "sequence":
             raise ModelRefused(
@@ -205,21 +205,15 @@ class Transformer:
 
     def notes(self) -> tuple[str, ...]:
         """What is out of the ordinary about the model, a sentence each."""
-        return (*self.wrappers, *caveats(self.identity.to_dict()), *self._missing())
-
-    def _missing(self) -> Iterator[str]:
-        """Why blocks have no sites, if some have none."""
-        reasons = [one for one in self.anatomy if isinstance(one, str)]
-        if reasons:
-            where = (
-                "no block has"
-                if len(reasons) == self.n_layers
-                else (f"{len(reasons)} of {self.n_layers} blocks have no")
+        notes = [*self.wrappers, *caveats(self.identity.to_dict())]
+        if reasons := [reason for reason in self.anatomy if isinstance(reason, str)]:
+            some = f"{len(reasons)} of {self.n_layers} blocks have no"
+            notes.append(
+                f"{'no block has' if len(reasons) == self.n_layers else some} known parts "
+                f"({reasons[0]}): layers can be read and patched, but there are no sites, neurons "
+                "or heads there"
             )
-            yield (
-                f"{where} known parts ({reasons[0]}): layers can be read and patched, but there "
-                "are no sites, neurons or heads there"
-            )
+        return tuple(notes)
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  note: {note}" for note in self.notes())])
@@ -245,12 +239,12 @@ class Transformer:
         now = mark(self.model)
         if now == self._mark and not thorough:
             return
-        found = identify(self.model, self.identity.name, self.identity.revision)
-        found = replace(found, loosened=self.identity.loosened)
-        self.is_changed |= found.fingerprint != self.identity.fingerprint
+        identity = identify(self.model, self.identity.name, self.identity.revision)
+        identity = replace(identity, loosened=self.identity.loosened)
+        self.is_changed |= identity.fingerprint != self.identity.fingerprint
         self._mark = now
-        if found != self.identity:
-            self.identity = found
+        if identity != self.identity:
+            self.identity = identity
 
     @contextmanager
     def just_marked(self) -> Iterator[None]:
@@ -300,8 +294,8 @@ class Transformer:
         fits = isinstance(h, Tensor) and h.dim() == (3 if is_sequence else 2)
         if not fits or h.shape[-1] != self.d_model:
             expected = f"(row, {'pos, ' if is_sequence else ''}{self.d_model})"
-            given = tuple(h.shape) if isinstance(h, Tensor) else f"type {type(h).__name__}"
-            raise BadSettings(f"got states of {given}; expected a tensor of {expected}")
+            actual = tuple(h.shape) if isinstance(h, Tensor) else f"type {type(h).__name__}"
+            raise BadSettings(f"got states of {actual}; expected a tensor of {expected}")
         self.require_tail()
         value = h if is_sequence else h[:, None]  # one-token texts, which every tail accepts
         for step in self.tail:
@@ -347,10 +341,9 @@ class Transformer:
         while rest:
             path, module = rest.pop()
             yield path, module
-            children = (
-                (f"{path}.{name}".lstrip("."), own) for name, own in module.named_children()
-            )
-            rest += [(own, child) for own, child in children if own not in blocks]
+            for name, child in module.named_children():
+                if (place := f"{path}.{name}".lstrip(".")) not in blocks:
+                    rest.append((place, child))
 
     def apply(self, step: Step, value: Tensor) -> Tensor:
         """One step of the tail."""
@@ -445,8 +438,7 @@ class Transformer:
 
     def sites(self, block: int) -> dict[str, Site]:
         """The sites of block `block` (1 to n_layers) by name; empty if they are not known."""
-        if not 1 <= block <= self.n_layers:
-            raise BadSettings(f"block {block} does not exist; expected 1 to {self.n_layers}")
+        check_number("block", block, 1, self.n_layers)
         anatomy = self.anatomy[block - 1]
         return {} if isinstance(anatomy, str) else anatomy.sites
 
@@ -465,8 +457,8 @@ class Transformer:
         return self.model.get_submodule(f"{self.blocks[block - 1]}.{site.path}")
 
 
-# What wrapping found out about a model. Nothing in it refers to the model, so it lives no longer.
-FOUND = ("identity", "blocks", "tail", "anatomy", "kind", "d_model", "d_vocab")
+# What wrapping discovers. Nothing in it refers to the model, so it does not keep the model alive.
+DISCOVERED = ("identity", "blocks", "tail", "anatomy", "kind", "d_model", "d_vocab")
 _VERIFIED: "WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]]" = WeakKeyDictionary()
 
 
@@ -474,16 +466,17 @@ def _state(model: PreTrainedModel) -> Any:
     """What differs if the model has to be verified again."""
     hooks = hooks_of(model)
     modules = [
-        (type(one), one.training, hooks.instance_forward(one) is None) for one in model.modules()
+        (type(module), module.training, hooks.instance_forward(module) is None)
+        for module in model.modules()
     ]
     return mark(model), modules, getattr(model.config, "_attn_implementation", None)
 
 
-def not_a_model(given: Any) -> str:
+def not_a_model(source: Any) -> str:
     """Why something cannot be wrapped; only a short text is shown, never a whole module."""
-    kind = type(given)
-    what = repr(given) if isinstance(given, str | int | float | None) else f"a {kind.__name__}"
-    hint = "; of a pipeline, give pipeline.model" if hasattr(given, "model") else ""
+    is_short = isinstance(source, str | int | float | None)
+    what = repr(source) if is_short else f"a {type(source).__name__}"
+    hint = "; of a pipeline, give pipeline.model" if hasattr(source, "model") else ""
     return (
         f"a model cannot be loaded from {what:.80}; expected a bundled or hub name, a folder, a "
         f"GGUF file, or a model of transformers{hint}"
@@ -530,7 +523,7 @@ def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor, *, say
     other = model(**{**inputs, name: changed}).logits
     moved = (other.double() - logits.double()).norm(dim=-1)
     # Exactly 0 with causal attention; even an untrained bidirectional model moves by 1e-3.
-    causal = [vars(one)["is_causal"] for one in model.modules() if "is_causal" in vars(one)]
+    causal = [vars(part)["is_causal"] for part in model.modules() if "is_causal" in vars(part)]
     if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() or (says_so and causal and all(causal)):
         return "next-token"
     return "masked-token"
