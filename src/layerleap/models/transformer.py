@@ -7,7 +7,6 @@ Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -103,46 +102,46 @@ class Transformer:
         if not isinstance(model, PreTrainedModel):
             raise UnknownModel(not_a_model(model))
         identity = identify(model, name, revision)
-        known = {"tokenizer": tokenizer, "processor": processor, "wrappers": notes}
-        wrapped = partial(cls._verified, model, blocks, tail, check, laws, identity, **known)
+
+        def verified() -> "Transformer":
+            with _refusing(model, "layerleap cannot follow it:"):
+                wrapped = cls(model, tokenizer, identity, **_discover(model, blocks, tail, laws))
+                wrapped.processor, wrapped.wrappers = processor, notes
+                if wrapped.kind == "text-class" and wrapped.row_kind == "sequence":
+                    raise ModelRefused(
+                        f"the head of {type(model).__name__} averages normed positions of texts of "
+                        "any length; only images can be read that way, because they have a fixed "
+                        "size"
+                    )
+                if check:
+                    from layerleap.models.discovery.laws import require  # which check this class
+
+                    require(wrapped, laws)
+            wrapped._remember(check)
+            return wrapped
+
         with unedited(model), uncompiled():
             try:
                 with unhooked(model):
-                    return wrapped()
+                    return verified()
             except ModelRefused as error:
                 if not (code := foreign_code(model)):
                     raise
                 try:  # hooks may be what makes it work, such as casts between dtypes
-                    return wrapped()
+                    return verified()
                 except ModelRefused:
                     raise ModelRefused(
                         f"{error}; the model has {in_words(code)}: remove it, and load again"
                     ) from error
 
-    @classmethod
-    def _verified(
-        cls,
-        model: PreTrainedModel,
-        blocks: str | None,
-        tail: Sequence[str] | None,
-        check: bool,
-        laws: Laws,
-        identity: ModelIdentity,
-        **known: Any,
-    ) -> "Transformer":
-        with _refusing(model, "layerleap cannot follow it:"):
-            wrapped = cls._discover(model, blocks, tail, laws, identity=identity, **known)
-            if check:
-                from layerleap.models.discovery.laws import require  # laws check a wrapped model
-
-                require(wrapped, laws)
-        hooks_of(model).remember(model)
-        wrapped._loaded_with = foreign_code(model)
-        wrapped._tail_with = foreign_code(model, wrapped._outside_blocks())
-        if check and not wrapped._loaded_with:
-            facts = {name: getattr(wrapped, name) for name in DISCOVERED}
-            _VERIFIED[model] = _state(model), facts
-        return wrapped
+    def _remember(self, is_checked: bool) -> None:
+        """What others have put on the model now, and for `of` what was discovered."""
+        hooks_of(self.model).remember(self.model)
+        self._loaded_with = foreign_code(self.model)
+        self._tail_with = foreign_code(self.model, self._outside_blocks())
+        if is_checked and not self._loaded_with:
+            facts = {name: getattr(self, name) for name in DISCOVERED}
+            _VERIFIED[self.model] = _state(self.model), facts
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Transformer":
@@ -154,54 +153,6 @@ class Transformer:
         if state is None or foreign_code(model) or state != _state(model):
             return cls.wrap(model)
         return cls(model, None, **facts, _mark=state[0])
-
-    @classmethod
-    def _discover(
-        cls,
-        model: PreTrainedModel,
-        blocks: str | None,
-        tail: Sequence[str] | None,
-        laws: Laws,
-        **known: Any,
-    ) -> "Transformer":
-        inputs = probe(model)
-        with _refusing(model, "its own code raised"):
-            calls, output = trace(model, inputs)
-        logits = getattr(output, "logits", None)
-        if logits is None:
-            raise ModelRefused(
-                f"{type(model).__name__} gives no logits; load it with its head, for example with "
-                "AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
-            )
-        if not torch.isfinite(logits).all():  # no two states would look alike, and every law fail
-            raise ModelRefused(
-                f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; check "
-                "for broken weights, or a dtype that is too narrow for them"
-            )
-        if logits.dim() == 2 and logits.shape[-1] == 1:
-            raise ModelRefused(
-                f"{type(model).__name__} gives a single number, not a class; a lens compares the "
-                "probabilities of at least two outputs"
-            )
-        chain = find_blocks(model, calls, blocks)
-        first = chain[0].takes
-        assert first is not None
-        wrapped = cls(
-            model,
-            blocks=tuple(call.path for call in chain),
-            tail=find_tail(model, calls, chain[-1], logits, tail),
-            anatomy=tuple(find_anatomy(call, calls) for call in chain),
-            kind=_kind(model, inputs, logits, says_so=laws == "loose"),
-            d_model=first.shape[-1],
-            d_vocab=logits.shape[-1],
-            **known,
-        )
-        if wrapped.kind == "text-class" and wrapped.row_kind == "sequence":
-            raise ModelRefused(
-                f"the head of {type(model).__name__} averages normed positions of texts of any "
-                "length; only images can be read that way, because they have a fixed size"
-            )
-        return wrapped
 
     def notes(self) -> tuple[str, ...]:
         """What is out of the ordinary about the model, a sentence each."""
@@ -501,6 +452,42 @@ def _refusing(model: PreTrainedModel, what: str) -> Iterator[None]:
             f"{type(model).__name__} is refused: {what} {type(error).__name__} on small random "
             f"inputs ({first_line(error)})"
         ) from error
+
+
+def _discover(
+    model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, laws: Laws
+) -> dict[str, Any]:
+    """What one traced pass shows: the fields of a `Transformer` from `blocks` to `d_vocab`."""
+    inputs = probe(model)
+    with _refusing(model, "its own code raised"):
+        calls, output = trace(model, inputs)
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        raise ModelRefused(
+            f"{type(model).__name__} gives no logits; load it with its head, for example with "
+            "AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
+        )
+    if not torch.isfinite(logits).all():  # no two states would look alike, and every law fail
+        raise ModelRefused(
+            f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; check "
+            "for broken weights, or a dtype that is too narrow for them"
+        )
+    if logits.dim() == 2 and logits.shape[-1] == 1:
+        raise ModelRefused(
+            f"{type(model).__name__} gives a single number, not a class; a lens compares the "
+            "probabilities of at least two outputs"
+        )
+    chain = find_blocks(model, calls, blocks)
+    first = chain[0].takes
+    assert first is not None
+    return {
+        "blocks": tuple(call.path for call in chain),
+        "tail": find_tail(model, calls, chain[-1], logits, tail),
+        "anatomy": tuple(find_anatomy(call, calls) for call in chain),
+        "kind": _kind(model, inputs, logits, says_so=laws == "loose"),
+        "d_model": first.shape[-1],
+        "d_vocab": logits.shape[-1],
+    }
 
 
 @torch.inference_mode()

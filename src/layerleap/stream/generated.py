@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,13 @@ def generated_texts(
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     path = cache_root() / "generated" / f"{name}.jsonl"
     if not path.exists():
-        length = min(settings.max_tokens, longest_input(transformer))
+        settings = replace(
+            settings, max_tokens=min(settings.max_tokens, longest_input(transformer))
+        )
         if transformer.kind == "masked-token":
-            _write(path, _resampled(transformer, settings, length, real, progress))
+            _write(path, _resampled(transformer, settings, real, progress))
         else:
-            _write(path, _sampled(transformer, settings, length, progress))
+            _write(path, _sampled(transformer, settings, progress))
     return path
 
 
@@ -130,15 +132,11 @@ def _write(path: Path, rounds: Iterable[Sequence[str]]) -> None:
 
 @torch.inference_mode()
 def _resampled(
-    transformer: Transformer,
-    settings: TextGeneration,
-    length: int,
-    starts: list[str],
-    progress: Progress,
+    transformer: Transformer, settings: TextGeneration, starts: list[str], progress: Progress
 ) -> Iterator[list[str]]:
     tokenizer: Any = transformer.tokenizer
     how: dict[str, Any] = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
-    encoded = tokenizer(starts, truncation=True, max_length=length, **how)
+    encoded = tokenizer(starts, truncation=True, max_length=settings.max_tokens, **how)
     real, mask = encoded["input_ids"], encoded["attention_mask"]
     special = torch.tensor(tokenizer.all_special_ids)
     fixed = torch.isin(real, special) | (mask == 0)
@@ -161,7 +159,7 @@ def _resampled(
 
 @torch.inference_mode()
 def _sampled(
-    transformer: Transformer, settings: TextGeneration, length: int, progress: Progress
+    transformer: Transformer, settings: TextGeneration, progress: Progress
 ) -> Iterator[list[str]]:
     """Texts sampled from the full distribution, starting from the first token of a text."""
     from transformers import GenerationConfig
@@ -177,7 +175,7 @@ def _sampled(
         top_k=0,
         top_p=1.0,
         temperature=1.0,
-        max_length=length,
+        max_length=settings.max_tokens,
         eos_token_id=end,
         pad_token_id=0 if end is None else end,
     )

@@ -122,8 +122,10 @@ def sound_batches(
             census.use(document)
             census.documents = len(documents)
             census.note_example(examples[-1])
-        features = [_features(transformer, clip) for clip in chunk]
-        yield _batch(transformer, torch.cat(features), examples, index)
+        features = torch.cat([_features(transformer, clip) for clip in chunk])
+        texts = collate(transformer, examples, index)
+        decoder = {f"decoder_{name}": value for name, value in texts.inputs.items()}
+        yield replace(texts, inputs={"input_features": features, **decoder})
         index += 1
 
 
@@ -193,19 +195,6 @@ def _prefix(ids: list[int], words: list[int]) -> list[int]:
         if ids[start : start + len(words)] == words:
             return ids[:start]
     return []
-
-
-def _batch(
-    transformer: Transformer, features: Tensor, examples: list[Example], index: int
-) -> Batch:
-    padded = collate(transformer, examples, index)
-    inputs = {
-        "input_features": features,
-        "decoder_input_ids": padded.inputs["input_ids"],
-        "decoder_attention_mask": padded.inputs["attention_mask"],
-    }
-    gold = torch.tensor([token for example in examples for token in example.gold])
-    return replace(padded, inputs=inputs, gold=gold)
 
 
 def _checked(clips: Iterable[Any]) -> Iterator[Clip]:

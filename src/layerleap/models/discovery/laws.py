@@ -82,7 +82,7 @@ class LawResults(Result, list[LawResult]):
         return f"LawResults({', '.join(self._counts())})"
 
     def _counts(self) -> list[str]:
-        numbers = Counter(result.status for result in self)
+        numbers: Counter[str] = Counter(result.status for result in self)
         words = {"holds": "hold", "fails": "fail"}
         shown = [status for status in STATUS_COLOURS if numbers[status] or status != "loosened"]
         return [f"{numbers[status]} {words.get(status, status)}" for status in shown]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.compare import is_same
 from layerleap.models.discovery.probe import accepts, probe
-from layerleap.models.discovery.sites import Anatomy, attention_root
+from layerleap.models.discovery.sites import attention_root
 from layerleap.models.discovery.trace import Call, trace
 from layerleap.models.hooks.attention import attention_wrapped_by
 from layerleap.models.transformer import Transformer
@@ -32,6 +32,7 @@ from layerleap.models.weights import projections
 from layerleap.models.weights.by_block import ByBlock, Find
 from layerleap.models.weights.matrices import (
     Rows,
+    after_part,
     calls_inside,
     has_matrix,
     last_call,
@@ -243,6 +244,7 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
             f"{split.call.path} takes {width} numbers, expected {transformer.d_model}"
         )
     norm = None if anatomy.style == "post-norm" else norm_before(split.call, calls)
+    after = after_part(path, anatomy, "attn", last, calls)
     attention = Heads(
         block,
         n_heads,
@@ -255,8 +257,8 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
         queries=None,
         keys=None,
         norm=norm,
-        after=_after(path, anatomy, last, calls),
-        scale=1.0 if anatomy.style == "post-norm" else anatomy.scale,
+        after=None if after is None else after.path,
+        scale=anatomy.scale,
     )
     return _with_scores(transformer, attention, split, before, root, one, several)
 
@@ -266,18 +268,6 @@ def _configured_heads(transformer: Transformer) -> int:
     names = ["num_attention_heads", "num_heads", "n_heads"]
     names = ["decoder_attention_heads", *names] if config.is_encoder_decoder else names
     return next((int(n) for name in names if (n := getattr(config, name, None))), 0)
-
-
-def _after(path: str, anatomy: Anatomy, last: Call, calls: list[Call]) -> str | None:
-    """The path of a norm or scale between attention's output and the stream."""
-    if anatomy.style == "post-norm":
-        return None  # the norm takes the whole stream, not what attention adds to it
-    added = last_call(calls, f"{path}.{anatomy.adds[anatomy.parts.index('attn')].path}")
-    if is_same(added.gives, last.gives):
-        return None
-    if not is_same(added.takes, last.gives):
-        raise ModelRefused(f"law 'heads' failed: {added.path} does not take what {last.path} gives")
-    return added.path
 
 
 def _with_scores(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from layerleap.errors import ModelRefused
 from layerleap.models.changes import plain_tensors
 from layerleap.models.discovery.compare import is_same, rounding, row_gap
-from layerleap.models.discovery.sites import is_norm
+from layerleap.models.discovery.sites import Anatomy, is_norm
 from layerleap.models.discovery.trace import Call
 from layerleap.models.transformer import Transformer
 
@@ -95,6 +95,24 @@ def _check_in_memory(call: Call, weight: Tensor) -> None:
             f"the weights of {call.path} are offloaded, so they cannot be verified; load the model "
             "into memory"
         )
+
+
+def after_part(
+    path: str, anatomy: Anatomy, part: str, call: Call, calls: list[Call]
+) -> Call | None:
+    """The call of a norm or scale between a part's last matrix and the stream; None without one.
+
+    A post-norm is none: it takes the whole stream, not what the part adds to it.
+    """
+    if anatomy.style == "post-norm":
+        return None
+    added = last_call(calls, f"{path}.{anatomy.adds[anatomy.parts.index(part)].path}")
+    if is_same(added.gives, call.gives):
+        return None
+    if not is_same(added.takes, call.gives):
+        law = {"attn": "heads", "ffn": "neurons"}[part]
+        raise ModelRefused(f"law {law!r} failed: {added.path} does not take what {call.path} gives")
+    return added
 
 
 def norm_before(call: Call, calls: list[Call]) -> str | None:

@@ -29,12 +29,13 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights.by_block import ByBlock, Find
 from layerleap.models.weights.matrices import (
     Rows,
+    after_part,
     calls_inside,
     has_matrix,
     last_call,
     matrix_of,
 )
-from layerleap.models.weights.norms import norm_gain
+from layerleap.models.weights.norms import Fold, norm_gain
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,13 @@ class FeedForward:
         if self.after is None:
             return parts * self.scale
         norm = transformer.model.get_submodule(self.after)
-        gain, shift = norm_gain(norm, output, self.centres)
-        # At least float32: squares of a float16 stream overflow.
-        wide = torch.promote_types(output.dtype, torch.float32)
-        exact = norm(output).to(wide) - shift
-        plain = self._centred(output.to(wide)) * gain
+        gain, shift = norm_gain(norm, output, self.centres)  # float32 or wider, as squares need it
+        fold = Fold(gain, self.centres)
+        exact = norm(output).to(gain.dtype) - shift
+        plain = fold.into_writer(output)
         # Fitted, not computed: each family has its own small number inside the square root.
         size = (plain * exact).sum(-1) / plain.square().sum(-1).clamp_min(1e-30)
-        return self._centred(parts.to(wide)) * gain * size[:, None, None] * self.scale
+        return fold.into_writer(parts) * size[:, None, None] * self.scale
 
     @torch.no_grad()
     def into_stream_bias(self, transformer: Transformer, output: Tensor) -> Tensor:
@@ -105,9 +105,6 @@ class FeedForward:
             return torch.zeros_like(output[0])
         norm = transformer.model.get_submodule(self.after)
         return norm_gain(norm, output, self.centres)[1] * self.scale
-
-    def _centred(self, value: Tensor) -> Tensor:
-        return value - value.mean(-1, keepdim=True) if self.centres else value
 
 
 def feed_forward(transformer: Transformer, block: int) -> FeedForward:
@@ -165,28 +162,21 @@ def _with_norm(
     transformer: Transformer, ffn: FeedForward, anatomy: Anatomy, call: Call, calls: list[Call]
 ) -> FeedForward:
     """The same neurons with what happens to their sum on its way to the stream, verified."""
-    if anatomy.style == "post-norm":
-        return ffn  # the norm takes the whole stream, not what the FFN adds to it
-    path = f"{transformer.blocks[ffn.block - 1]}.{anatomy.adds[anatomy.parts.index('ffn')].path}"
-    added = last_call(calls, path)
-    if is_same(added.gives, call.gives):
+    added = after_part(transformer.blocks[ffn.block - 1], anatomy, "ffn", call, calls)
+    if added is None:
         return replace(ffn, scale=anatomy.scale)
-    if not is_same(added.takes, call.gives):
-        raise ModelRefused(
-            f"law 'neurons' failed: {added.path} does not take what the neurons add up to"
-        )
     assert call.gives is not None
     assert added.gives is not None
     output = call.gives.reshape(-1, call.gives.shape[-1])
     exact = added.gives.reshape(output.shape).double() * anatomy.scale
     allowed = max(rounding(output), ROUNDING[torch.float32])  # many norms compute in float32
     for centres in (False, True):
-        candidate = replace(ffn, after=path, centres=centres, scale=anatomy.scale)
+        candidate = replace(ffn, after=added.path, centres=centres, scale=anatomy.scale)
         parts = candidate.into_stream(transformer, output, output[:, None])[:, 0]
         total = parts.double() + candidate.into_stream_bias(transformer, output).double()
         if row_gap(total, exact) <= allowed:
             return candidate
     raise ModelRefused(
-        f"law 'neurons' failed for block {ffn.block} of {transformer.identity.name}: {path} is not "
-        "linear for given statistics, so the FFN's output cannot be split into neurons"
+        f"law 'neurons' failed for block {ffn.block} of {transformer.identity.name}: {added.path} "
+        "is not linear for given statistics, so the FFN's output cannot be split into neurons"
     )
