@@ -54,11 +54,8 @@ def shared_prefix(
 ) -> Prefix:
     """What all texts begin with, if it is worth running once and the model allows it.
 
-    Edits and hooks of others may act on positions of a pass, so with them nothing is shared.
-
-    Args:
-        texts: token ids.
-        apart: by text, how many of its last tokens are not to be shared.
+    `apart` is, by text, how many of its last tokens are not to be shared. Edits and hooks of others
+    may act on positions of a pass, so with them nothing is shared.
     """
     begins = [tuple(text[: len(text) - n]) for text, n in zip(texts, apart, strict=True)]
     common = _common(begins) if len(begins) > 1 else ()

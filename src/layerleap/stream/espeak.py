@@ -36,13 +36,7 @@ NOTE = (
 def iter_spoken(
     text: Any = "news", *, seed: int = 0, is_used: Callable[[Document], bool] | None = None
 ) -> Iterator[Clip]:
-    """Clips of spoken sentences: a few from each document, documents in random order.
-
-    Args:
-        text: anything `iter_documents` accepts.
-        seed: seed of both orders.
-        is_used: says which documents to speak; None for all.
-    """
+    """Clips of spoken sentences: a few from each document of `text`, documents in random order."""
     program = speaker()
     documents = list(iter_documents(text))
     random.Random(seed).shuffle(documents)

@@ -43,12 +43,12 @@ def resolve_text(
         starts: a text of real sequences that a masked model starts from.
         n_generated: how many texts to generate.
     """
-    if starts is not None and text not in (None, "generated"):
-        raise BadSettings(
-            f"starts is only used for generated texts, but the text is {text}; leave starts out, "
-            "or ask for the text 'generated'"
-        )
     if starts is not None:
+        if text not in (None, "generated"):
+            raise BadSettings(
+                f"starts is only used for generated texts, but the text is {text}; leave starts "
+                "out, or ask for the text 'generated'"
+            )
         text = "generated"
     if text is None:
         text = default_text(transformer)
@@ -67,14 +67,10 @@ def n_to_generate(n_texts: int, share: float) -> int:
 def default_text(transformer: Transformer, n_texts: int = 0) -> str:
     """The text that suits the model: English, or "generated" for those not trained on it.
 
-    "wikipedia" is quick to have, but has only a hundred articles: whoever reads many texts gets
-    "enwik8". The classifier of film reviews gets film reviews. Image classifiers get the bundled
-    digits. Speech models get sentences spoken by espeak-ng, or, if that is not installed, the
-    bundled recording, which is too short to fit on.
-
-    Args:
-        transformer: the model.
-        n_texts: how many texts are to be read, on both sides together.
+    "wikipedia" downloads quickly, but has only a hundred articles: those who read many texts
+    (`n_texts`, on both sides together) get "enwik8". The classifier of film reviews gets film
+    reviews. Image classifiers get the bundled digits. Speech models get sentences spoken by
+    espeak-ng, or, if that is not installed, the bundled recording, which is too short to fit on.
     """
     if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"

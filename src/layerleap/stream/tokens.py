@@ -27,15 +27,8 @@ def frequent_tokens(
 ) -> list[int]:
     """The ids of the `n` most frequent tokens of a text, or of all its tokens if there are fewer.
 
-    Tokens that occur equally often are ordered by id. The text is read in pieces, at most two
-    million tokens of it.
-
-    Args:
-        transformer: its tokenizer.
-        n: how many.
-        text: anything `iter_documents` accepts; None is the model's default text, or Wikipedia for
-            models that do not read plain text.
-        progress: called after every piece.
+    Tokens that occur equally often are ordered by id. At most two million tokens of the text are
+    read. None is the model's default text, or Wikipedia for models that do not read plain text.
     """
     if n < 1:
         raise BadSettings(f"the number of tokens is {n}; expected 1 or more")

@@ -36,15 +36,7 @@ class VitSettings:
 def train_vit(
     pixels: Tensor, labels: Tensor, n_classes: int, settings: VitSettings, tell: Tell
 ) -> Any:
-    """A ViT for images of this size, trained from scratch.
-
-    Args:
-        pixels: (image, channel, height, width), from the processor.
-        labels: (image,).
-        n_classes: the number of classes.
-        settings: model shape and training.
-        tell: called after every tenth epoch.
-    """
+    """A ViT for images of this size, trained from scratch on (image, channel, height, width)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = _new(pixels, n_classes, settings)

@@ -25,15 +25,10 @@ def optimize(
     warmup: int,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> None:
-    """Train `model`, one step of AdamW for each loss, and leave it in eval mode.
+    """Train `model` for `steps` steps of AdamW, one for each loss, and leave it in eval mode.
 
-    Args:
-        model: parameters that require no gradient stay as they are.
-        losses: of one batch after the other; each is computed after the step before it.
-        settings: has the peak `rate` and the weight `decay`.
-        steps: how many losses there are, for the schedule.
-        warmup: steps until the peak.
-        betas: of AdamW.
+    Each loss is computed after the step before it. `settings` has the peak `rate`, which is
+    reached after `warmup` steps, and the weight `decay`.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(

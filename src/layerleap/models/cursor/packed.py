@@ -93,12 +93,9 @@ class Packed:
         modules: Sequence[nn.Linear],
         verified: Mapping[torch.Size, frozenset[int]] | None = None,
     ) -> None:
-        """Copy the weights, and verify the products of every shape.
+        """Copy the weights, and verify the products of every shape, except those known as right.
 
-        Args:
-            layout: how they are packed.
-            modules: whose weights are copied.
-            verified: by shape, the sizes that are known to give the right product.
+        `verified` are these: by shape, the numbers of rows whose product is right.
         """
         self.layout, self.dtype = layout, modules[0].weight.dtype
         self.is_paused = False  # products are those of the weights themselves
@@ -115,14 +112,10 @@ class Packed:
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, sizes: Collection[int] | None = None) -> "Packed | None":
-        """The copies; None if they would not be faster, or memory is short.
+        """The copies, shared by all users of a model; None if not faster, or memory is short.
 
-        The copies of one model are shared.
-
-        Args:
-            model: any.
-            sizes: the numbers of rows to use them for, if their products are correct; those that
-                are faster when None.
+        They are used for the numbers of rows in `sizes`, if their products are correct; for those
+        that are faster when None.
         """
         with hooks_of(model).lock:
             modules = _modules(model)

@@ -80,12 +80,10 @@ class FeedForward:
 
     @torch.no_grad()
     def into_stream(self, transformer: Transformer, output: Tensor, parts: Tensor) -> Tensor:
-        """What parts of the FFN's output become in the stream: (row, n, d_model).
+        """What summands of the FFN's output become in the stream: (row, n, d_model), both times.
 
-        Args:
-            output: all of the FFN's output at each row, (row, d_model). It sets the statistics of a
-                norm after the FFN, so that the parts add up (`into_stream_bias` included).
-            parts: summands of it, (row, n, d_model).
+        All of the `output`, (row, d_model), sets the statistics of a norm after the FFN, so that
+        the parts add up (`into_stream_bias` included).
         """
         if self.after is None:
             return parts * self.scale
