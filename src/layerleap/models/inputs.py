@@ -38,7 +38,7 @@ DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 
 
 def as_inputs(transformer: "Transformer", prompts: Any) -> dict[str, Any]:
-    """Arguments of the forward pass for anything a user may have at hand.
+    """Arguments of the forward pass for whatever form the input has.
 
     Args:
         transformer: the model; its tokenizer reads texts.

@@ -9,8 +9,8 @@ Out: token ids of each, checked against the vocabulary.
     ["Hello", "Goodbye"]                              several prompts; a list of lists of messages,
                                                       or of token ids, is several as well
     a 2-D tensor, or a batch of a tokenizer           several, without their padding; a tensor has
-                                                      no mask, so tokens that are nothing else than
-                                                      padding are left out at both ends of a row
+                                                      no mask, so tokens that can only be padding
+                                                      are left out at both ends of a row
 
 A chat goes through the tokenizer's chat template, which writes all special tokens, up to where the
 answer begins. If its last message is the assistant's, that message is continued instead. For an
@@ -65,19 +65,19 @@ def _of_matrix(transformer: "Transformer", ids: Tensor) -> list[Any]:
 
 
 def inferred_mask(transformer: "Transformer", ids: Tensor) -> Tensor:
-    """Which of (batch, pos) token ids are no padding at either end: 1 for these, 0 for padding.
+    """The mask of (batch, pos) token ids: 0 for padding at either end, 1 for everything else.
 
     As in `generate`, a padding token that also ends texts is read as text. Two or more of them at
     an end of one row among several can only be padding, and are refused.
     """
     model, tokenizer = transformer.model, transformer.tokenizer
     settings = getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer
-    known = (getattr(one, "pad_token_id", None) for one in settings)
+    known = (getattr(owner, "pad_token_id", None) for owner in settings)
     pad = next((id_ for id_ in known if id_ is not None), None)
     is_pad = ids == (-1 if pad is None else pad)
     outside = is_pad.cumprod(1).bool() | is_pad.flip(1).cumprod(1).flip(1).bool()
     outside &= ~is_pad.all(1, keepdim=True)  # nothing would be left
-    ends = [getattr(one, "eos_token_id", None) for one in settings]
+    ends = [getattr(owner, "eos_token_id", None) for owner in settings]
     if pad not in {id_ for end in ends for id_ in (end if isinstance(end, list) else [end])}:
         return (~outside).to(ids.dtype)
     unequal = outside.sum(1) > outside.sum(1).amin()
@@ -92,7 +92,7 @@ def inferred_mask(transformer: "Transformer", ids: Tensor) -> Tensor:
 
 def _of_batch(batch: Mapping[str, Any]) -> list[Any]:
     if "role" in batch:
-        raise BadText("a single message is no chat; expected a list of messages: [message]")
+        raise BadText("a single message is not a chat; expected a list of messages: [message]")
     if batch.get("input_ids") is None:
         raise BadText(f"got {', '.join(map(str, batch))}; expected input_ids among them")
     texts = _lists(batch["input_ids"])

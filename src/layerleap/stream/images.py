@@ -105,7 +105,7 @@ def image_batches(
     images, index, n_positions = islice(side_images, n_texts), 0, 0
     while chunk := list(islice(images, per_batch)):
         shape = image_shape(transformer.model.config)
-        pixels = pixel_values(transformer.processor, [one.image for one in chunk], shape)
+        pixels = pixel_values(transformer.processor, [labelled.image for labelled in chunk], shape)
         if not n_positions:  # this pass ends before the first block
             captured = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = captured.states[0].shape[1]

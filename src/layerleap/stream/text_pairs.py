@@ -31,7 +31,7 @@ def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[Document]:
         return _checked(_from_items(source, field), "the list of pairs")
     if source == TITLES:
         articles = iter_documents("wikipedia")
-        beginnings = ((ASK + one.text.split("\n\n")[0], one.name) for one in articles)
+        beginnings = ((ASK + a.text.split("\n\n")[0], a.name) for a in articles)
         return _checked(beginnings, TITLES)
     path = Path(source).expanduser()
     if not path.is_file():

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.errors import ModelRefused, check_choice
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
 
@@ -64,8 +64,7 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     """The kinds as a tuple, if they all exist."""
     kinds = tuple(kinds)
     for kind in kinds:
-        if kind not in KINDS:
-            raise BadSettings(f"unknown kind of parts {kind!r}; expected {', '.join(KINDS)}")
+        check_choice(kind, KINDS, "the kind of parts")
     return kinds
 
 

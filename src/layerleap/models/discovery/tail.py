@@ -126,13 +126,12 @@ def _later_calls(
                 f"law 'tail' failed: {missing[0]!r} does not run after the last block; {PATHS_HINT}"
             )
         return [next(call for call in later if call.path == path) for path in paths]
-    whole = [call for call in later if not _pools_inside(call)]
+    whole = []
+    for call in later:
+        dims = [value.dim() for value in (call.takes, call.gives) if value is not None]
+        if dims != [3, 2]:
+            whole.append(call)
     return [call for call in whole if not any(other.contains(call) for other in whole)]
-
-
-def _pools_inside(call: Call) -> bool:
-    dims = [value.dim() for value in (call.takes, call.gives) if value is not None]
-    return dims == [3, 2]
 
 
 def _operations(value: Tensor, target: Tensor) -> list[Step] | None:

@@ -96,7 +96,7 @@ def dual(vectors: Tensor, matrix: Tensor, products: Tensor | None = None) -> Ten
     Args:
         vectors: (n, d_model).
         matrix: E, (tokens, d_model).
-        products: `gram(matrix)`, if it is at hand.
+        products: `gram(matrix)`, if it was computed before.
     """
     tokens, width = matrix.shape
     if tokens < width:

@@ -191,9 +191,9 @@ def _search(transformer: Transformer, blocks: Sequence[int]) -> Find[Heads]:
     if model.main_input_name == "pixel_values":
         return partial(_refuse_images, transformer)
     within = transformer.blocks[blocks[0] - 1] if len(blocks) == 1 else ""
-    one = _observe(transformer, probe(model, rows=3, seed=29, n_tokens=1), within)
+    single = _observe(transformer, probe(model, rows=3, seed=29, n_tokens=1), within)
     several = _observe(transformer, probe(model, rows=2, seed=31), within)
-    return lambda block: _find(transformer, block, one, several)
+    return lambda block: _find(transformer, block, single, several)
 
 
 def _refuse_images(transformer: Transformer, block: int) -> Heads:
@@ -205,14 +205,14 @@ def _refuse_images(transformer: Transformer, block: int) -> Heads:
 _HEADS = ByBlock(_search)
 
 
-def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> Heads:
+def _find(transformer: Transformer, block: int, single: _Pass, several: _Pass) -> Heads:
     name = transformer.identity.name
     anatomy = transformer.known_anatomy(block, "its heads are not known either")
     if "attn" not in anatomy.parts:
         raise ModelRefused(f"block {block} of {name} has no attention")
     path = transformer.blocks[block - 1]
     root = f"{path}.{attention_root(anatomy.sites['attn.out'].path)}"
-    calls = calls_inside(transformer, block, one.calls)
+    calls = calls_inside(transformer, block, single.calls)
     output = last_call(calls, f"{path}.{anatomy.sites['attn.out'].path}")
     last = next(
         (c for c in reversed(calls) if has_matrix(c.module) and is_same(c.gives, output.gives)),
@@ -224,7 +224,7 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
             f"no single matrix gives the output of attention of block {block} of {name}, or it is "
             "quantised, so its heads cannot be told apart"
         )
-    attended = one.queries_and_keys(transformer, block, root)
+    attended = single.queries_and_keys(transformer, block, root)
     n_heads = attended[0].shape[1] if attended else _configured_heads(transformer)
     mixed = last.takes.reshape(-1, last.takes.shape[-1])
     if not n_heads or mixed.shape[1] % n_heads:
@@ -260,7 +260,7 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
         after=None if after is None else after.path,
         scale=anatomy.scale,
     )
-    return _with_scores(transformer, attention, split, before, root, one, several)
+    return _with_scores(transformer, attention, split, before, root, single, several)
 
 
 def _configured_heads(transformer: Transformer) -> int:
@@ -276,12 +276,12 @@ def _with_scores(
     split: projections.Split,
     before: list[Call],
     root: str,
-    one: _Pass,
+    single: _Pass,  # over texts of one token
     several: _Pass,
 ) -> Heads:
     """The same heads with queries and keys, if they can be verified; else with the reason."""
     name, block = transformer.identity.name, attention.block
-    attended = one.queries_and_keys(transformer, block, root)
+    attended = single.queries_and_keys(transformer, block, root)
     later = several.queries_and_keys(transformer, block, root)
     if attended is None or later is None:
         reason = (

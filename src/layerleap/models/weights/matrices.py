@@ -87,8 +87,9 @@ def _check_in_memory(call: Call, weight: Tensor) -> None:
     """Refuse weights that are offloaded, or kept as something other than numbers in a matrix."""
     if next(plain_tensors(weight)) is not weight:
         raise ModelRefused(
-            f"the weights of {call.path} are quantised ({type(weight).__name__}), so they are no "
-            "matrix to be read; load the model without quantisation for its neurons and heads"
+            f"the weights of {call.path} are quantised ({type(weight).__name__}), so they "
+            "cannot be read as a matrix; load the model without quantisation for its neurons and "
+            "heads"
         )
     if weight.is_meta:
         raise ModelRefused(

@@ -11,7 +11,7 @@ In: a wrapped model, a block and a kind. Out: (n, d_model), in the basis of the 
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.errors import ModelRefused, check_choice
 from layerleap.models.facts import KINDS
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights.heads import heads
@@ -59,8 +59,7 @@ def vectors(transformer: Transformer, block: int, kind: str, *, fold: bool = Fal
         fold: fold norms in: the one that readers read through, or the final one, that writers are
             read through. A norm after the part itself (Gemma 2) always counts, at a size of 1.
     """
-    if kind not in KINDS:
-        raise BadSettings(f"there are no vectors of kind {kind!r}; choose from {', '.join(KINDS)}")
+    check_choice(kind, KINDS, "the kind of vectors")
     if kind.startswith("attn."):
         return heads(transformer, block).rows(transformer, kind, fold=fold)
     if kind == "ffn.value":
