@@ -5,21 +5,19 @@ Out: a `Transformer` that passed its self-check, with its tokenizer or processor
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel, did_you_mean, first_line
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import MODEL_NAMES
-from layerleap.zoo.download import fetch
+from layerleap.zoo.download import Tell, fetch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from layerleap.models.transformer import Transformer
-
-Tell = Callable[[str], None]
 
 
 def load(

@@ -8,6 +8,7 @@ not, or that has no cache of keys and values, nothing is shared.
 
 import copy
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -58,20 +59,12 @@ def shared_prefix(
     may act on positions of a pass, so with them nothing is shared.
     """
     begins = [tuple(text[: len(text) - n]) for text, n in zip(texts, apart, strict=True)]
-    common = _common(begins) if len(begins) > 1 else ()
+    columns = takewhile(lambda column: len(set(column)) == 1, zip(*begins, strict=False))
+    common = [column[0] for column in columns] if len(begins) > 1 else []
     is_changed = hooks_of(transformer.model).edits is not None or foreign_code(transformer.model)
     if len(common) < SHORTEST or is_changed or not can_share(transformer):
         return Prefix(transformer)
     return Prefix(transformer, common)
-
-
-def _common(texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """What all of them begin with: what the first and the last in sorted order have in common."""
-    first, last = min(texts), max(texts)
-    n = next(
-        (n for n, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None
-    )
-    return first[:n] if n is not None else min(first, last, key=len)
 
 
 def can_share(transformer: Transformer) -> bool:

@@ -18,8 +18,10 @@ from layerleap.stream.places import SPEAKER
 from layerleap.stream.text_pairs import TITLES
 
 # What a bundled model was trained for.
-OWN_TEXTS = {"bert-reviews": "reviews", "small-lm-reviews": "reviews", "smollm2-reviews": "reviews"}
-OWN_PAIRS = {"flan-t5-small": TITLES}
+OWN_TEXTS = {
+    **dict.fromkeys(("bert-reviews", "small-lm-reviews", "smollm2-reviews"), "reviews"),
+    "flan-t5-small": TITLES,
+}
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
 
 MANY_TEXTS = 3000
@@ -75,14 +77,12 @@ def default_text(transformer: Transformer, n_texts: int = 0) -> str:
     if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"
         return {"images": "mnist", "sound": speech}[kind]
-    if reads_pairs(transformer) and transformer.identity.name in OWN_PAIRS:
-        return OWN_PAIRS[transformer.identity.name]
-    if reads_pairs(transformer):
+    name = transformer.identity.name
+    if reads_pairs(transformer) and name not in OWN_TEXTS:
         raise BadText(
-            f"{transformer.identity.name} reads pairs of texts; give a .tsv file (source, tab, "
+            f"{name} reads pairs of texts; give a .tsv file (source, tab, "
             "target), a .jsonl file with these fields, tuples, or 'titles' (of English articles)"
         )
-    if transformer.identity.name in NOT_ENGLISH:
+    if name in NOT_ENGLISH:
         return "generated"
-    english = "enwik8" if n_texts > MANY_TEXTS else "wikipedia"
-    return OWN_TEXTS.get(transformer.identity.name, english)
+    return OWN_TEXTS.get(name, "enwik8" if n_texts > MANY_TEXTS else "wikipedia")

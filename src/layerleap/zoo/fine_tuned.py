@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
 from layerleap.zoo.small_bert import CLASSES
 from layerleap.zoo.small_lm import lm_loss, token_stream
 from layerleap.zoo.training_loop import (
-    Tell,
     class_accuracy,
     class_losses,
     collate,

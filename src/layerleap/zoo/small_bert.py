@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, is_held_out
-from layerleap.zoo.training_loop import Tell, class_accuracy, class_losses, encode, optimize
+from layerleap.zoo.training_loop import class_accuracy, class_losses, encode, optimize
 
 CLASSES = ("negative", "positive")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

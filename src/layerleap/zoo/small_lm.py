@@ -26,8 +26,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
-from layerleap.zoo.training_loop import Tell, optimize
+from layerleap.zoo.training_loop import optimize
 
 FFN = Literal["gated", "relu"]
 TELL_STEPS = 100  # steps between two messages

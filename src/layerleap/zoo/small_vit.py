@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.zoo.training_loop import Tell, optimize
+from layerleap.zoo.download import Tell
+from layerleap.zoo.training_loop import optimize
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import Entry, result_words
 from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
+from layerleap.zoo.download import Tell
 from layerleap.zoo.fine_tuned import classifier_of_reviews, tuned_on_reviews
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
 from layerleap.zoo.small_bert import bert_reviews
 from layerleap.zoo.small_lm import LMSettings, small_lm
 from layerleap.zoo.small_vit import VitSettings, train_vit
-from layerleap.zoo.training_loop import Tell, accuracy
+from layerleap.zoo.training_loop import accuracy
 
 HEAD_IMAGE_SIZE = 112  # four times that of the digits; 8 x 8 patches of 14 pixels
 

@@ -5,15 +5,15 @@ In: a model and the loss of each batch, computed when it is asked for. Out: the 
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from layerleap.extras import library
+from layerleap.zoo.download import Tell
 
-Tell = Callable[[str], None]
 SORTED_BATCHES = 50  # batches whose texts are sorted by length together: little padding
 
 

@@ -103,7 +103,9 @@ def encode(
     instead = advice if can_score else ""
     check_choice(answers, Answers, "answers")
     require_decoder(transformer)
-    start = _start(transformer, bos)
+    first = transformer.need_tokenizer().bos_token_id
+    if bos and first is None:
+        raise BadText(f"the tokenizer of {transformer.identity.name} has no first token (BOS)")
     pieces = _pieces(transformer, task)
     several = [piece for piece in pieces if len(piece.answer) > 1]
     if answers == "token" and several and task.kind == "classes":
@@ -130,7 +132,7 @@ def encode(
     return EncodedTask(
         task,
         transformer.identity.name,
-        start,
+        () if first is None or bos is False else (int(first),),
         _separator(transformer, task),
         tuple(usable),
         labels,
@@ -148,13 +150,6 @@ def require_decoder(transformer: "Transformer") -> None:
             f"{transformer.identity.name} is {'an encoder-decoder' if is_pair else kind}; learning "
             "in context needs a decoder that predicts the next token"
         )
-
-
-def _start(transformer: "Transformer", bos: bool | None) -> tuple[int, ...]:
-    first = transformer.need_tokenizer().bos_token_id
-    if bos and first is None:
-        raise BadText(f"the tokenizer of {transformer.identity.name} has no first token (BOS)")
-    return () if first is None or bos is False else (int(first),)
 
 
 def _tokens(transformer: "Transformer", texts: Sequence[str]) -> list[tuple[int, ...]]:
