@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from layerleap.errors import BadMedia, BadSettings
 from layerleap.extras import library
@@ -110,41 +109,28 @@ def image_batches(
             captured = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = captured.states[0].shape[1]
         for labelled in chunk:
+            if labelled.label >= transformer.d_vocab:
+                raise BadMedia(
+                    f"image {labelled.number} has class {labelled.label}, but the model knows "
+                    f"classes 0 to {transformer.d_vocab - 1}; use images of its classes"
+                )
             census.documents += 1
             census.use(labelled.number)
             shape_and_pixels = f"{labelled.image.shape}".encode() + labelled.image.tobytes()
             census.note(n_positions, 1, shape_and_pixels)
-        yield _batch(transformer, chunk, pixels, n_positions, index, ridge_share)
+        keep = transformer.pooled(torch.ones(len(chunk), n_positions))
+        yield Batch(
+            index,
+            {"pixel_values": pixels},
+            keep,
+            documents=torch.tensor([labelled.number for labelled in chunk]),
+            positions=keep.int().argmax(1),
+            ridge_rows=torch.tensor([is_held_out(i.image, ridge_share, "ridge") for i in chunk]),
+            n_texts=len(chunk),
+            n_tokens=keep.numel(),
+            gold=torch.tensor([labelled.label for labelled in chunk]),
+        )
         index += 1
-
-
-def _batch(
-    transformer: Transformer,
-    chunk: list[LabelledImage],
-    pixels: Tensor,
-    n_positions: int,
-    index: int,
-    ridge_share: float,
-) -> Batch:
-    for labelled in chunk:
-        if labelled.label >= transformer.d_vocab:
-            raise BadMedia(
-                f"image {labelled.number} has class {labelled.label}, but the model knows classes "
-                f"0 to {transformer.d_vocab - 1}; use images of its classes"
-            )
-    keep = transformer.pooled(torch.ones(len(chunk), n_positions))
-    ridge_rows = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
-    return Batch(
-        index,
-        {"pixel_values": pixels},
-        keep,
-        torch.tensor([labelled.number for labelled in chunk]),
-        keep.int().argmax(1),
-        torch.tensor(ridge_rows),
-        len(chunk),
-        keep.numel(),
-        torch.tensor([labelled.label for labelled in chunk]),
-    )
 
 
 def _require_images(transformer: Transformer) -> None:
