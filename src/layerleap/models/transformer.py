@@ -484,20 +484,18 @@ def _discover(
         "blocks": tuple(call.path for call in chain),
         "tail": find_tail(model, calls, chain[-1], logits, tail),
         "anatomy": tuple(find_anatomy(call, calls) for call in chain),
-        "kind": _kind(model, inputs, logits, is_declared=laws == "loose"),
+        "kind": _kind(model, inputs, logits, loose=laws == "loose"),
         "d_model": first.shape[-1],
         "d_vocab": logits.shape[-1],
     }
 
 
 @torch.inference_mode()
-def _kind(
-    model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor, *, is_declared: bool
-) -> Kind:
+def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor, *, loose: bool) -> Kind:
     """Inferred from behaviour: does an earlier position's output depend on a later token?
 
-    Where it does only because rows depend on their neighbours, the model's declaration counts
-    (`is_declared`): all its attention is marked as causal.
+    It may do so only because rows depend on their neighbours. If that is allowed (`loose`), the
+    model's declaration counts: all its attention is marked as causal.
     """
     if logits.dim() == 2:
         return "image-class" if model.main_input_name == "pixel_values" else "text-class"
@@ -513,8 +511,6 @@ def _kind(
     moved = (other.double() - logits.double()).norm(dim=-1)
     # Exactly 0 with causal attention; even an untrained bidirectional model moves by 1e-3.
     causal = [vars(part)["is_causal"] for part in model.modules() if "is_causal" in vars(part)]
-    if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() or (
-        is_declared and causal and all(causal)
-    ):
+    if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() or (loose and causal and all(causal)):
         return "next-token"
     return "masked-token"
