@@ -65,7 +65,7 @@ class Steps:
         import layerleap as ll
         from layerleap.act.learning.lessons import Demonstration, lesson
         from layerleap.act.learning.parameters import choose
-        from layerleap.stream.windows import token_stream
+        from layerleap.stream.tokens import token_stream
 
         self.model = ll.load(MODEL)
         ids = token_stream(self.model, "wikipedia", width)

@@ -235,7 +235,10 @@ def test_edits_are_checked_before_any_of_them_acts():
         (AddNeuron(2, -1, 1.0), "neuron -1 does not exist"),
         (ReplaceAttention(average, [5]), "block 5 does not exist"),
         (ReplaceAttention("average"), "'average' is not callable"),
-        (parts_replaced("llama", ["heads"], 0), "unknown kind of parts 'heads'"),
+        (
+            parts_replaced("llama", ["heads"], 0),
+            "the kind of parts is 'heads'; expected one of 'attn'",
+        ),
         (parts_replaced("llama", ["ffn"], 4), "layer 4 does not exist"),
         ("ZeroNeuron", "cannot read the edit 'ZeroNeuron'"),
         (7, "7 is not an edit"),

@@ -163,7 +163,7 @@ def test_neurons_are_those_of_the_model_whenever_the_hook_came(first):
     model.model.layers[1].register_forward_hook(shift)
     transformer = transformer or Transformer.wrap(model)
     ffn = feed_forward(transformer, 2)
-    assert ffn.path == feed_forward(Transformer.wrap(build("llama")), 2).path
+    assert ffn.down.path == feed_forward(Transformer.wrap(build("llama")), 2).down.path
 
 
 def test_edits_act_inside_a_module_and_hooks_around_it():

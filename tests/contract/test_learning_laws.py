@@ -27,7 +27,7 @@ from learning_cases import FAMILIES, demonstrations, found, ids, perturbed, refe
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_later_block_never_changes_layer_causal_gradients_of_earlier_ones(name):
     model = wrapped(name)
-    other = perturbed(name, 2, f"{feed_forward(model, 2).path}.weight")
+    other = perturbed(name, 2, f"{feed_forward(model, 2).down.path}.weight")
     before, after = found(model, "layer-causal"), found(other, "layer-causal")
     chosen = choose(model)
     for parameter in chosen.of_block(1):
@@ -45,7 +45,7 @@ def test_a_later_block_never_changes_layer_causal_gradients_of_earlier_ones(name
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_later_block_does_change_plain_gradients_of_earlier_ones(name):
     model = wrapped(name)
-    other = perturbed(name, 2, f"{feed_forward(model, 2).path}.weight")
+    other = perturbed(name, 2, f"{feed_forward(model, 2).down.path}.weight")
     before, after = found(model, "full"), found(other, "full")
     for parameter in choose(model).of_block(1):
         size = before.tensors[parameter].norm()
@@ -296,7 +296,7 @@ def test_a_share_of_the_rows_has_the_same_gradient_on_average():
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_an_edit_of_the_same_module_is_in_force_with_a_delta(name):
     model = wrapped(name)
-    path = f"{feed_forward(model, 2).path}.weight"
+    path = f"{feed_forward(model, 2).down.path}.weight"
     delta = Delta.of(model, {path: torch.full_like(model.model.get_parameter(path), 0.01).detach()})
     batch, neuron = lesson(model, demonstrations(1)).inputs, AddNeuron(2, 3, 5.0)
     merged = Transformer.wrap(delta.merged(model), check=False)

@@ -270,7 +270,9 @@ def test_bad_blocks_heads_kinds_and_offsets_are_named():
         heads(model, 2).query(model, 4)
     with pytest.raises(BadSettings, match="block 9 does not exist"):
         heads(model, 9)
-    with pytest.raises(BadSettings, match=r"no vectors of kind 'attn\.x'; choose from ffn\.key"):
+    with pytest.raises(
+        BadSettings, match=r"the kind of vectors is 'attn\.x'; expected one of 'ffn\.key'"
+    ):
         vectors(model, 1, "attn.x")
     with pytest.raises(ModelRefused, match=r"has no ffn\.key; it has ffn\.gate and ffn\.up"):
         vectors(model, 1, "ffn.key")

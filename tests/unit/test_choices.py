@@ -30,7 +30,7 @@ def evaluate(**choice: str) -> object:
             "side is 'heldout'; expected .*'fit', 'held-out', 'both'",
         ),
         (lambda: collect(tiny("llama"), TEXTS, pairs="last"), "pairs is 'last'; expected"),
-        (lambda: collect(tiny("llama"), TEXTS, parts=["mlp"]), "'mlp'; expected attn"),
+        (lambda: collect(tiny("llama"), TEXTS, parts=["mlp"]), "'mlp'; expected one of 'attn'"),
         (lambda: Moments(3, 8, "every"), "pairs is 'every'; expected .*'final', 'all', 'parts'"),
         (
             lambda: ll.fit(tiny("llama"), TEXTS, ridge="best"),

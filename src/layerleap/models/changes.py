@@ -48,7 +48,7 @@ def mark(model: nn.Module) -> Mark:
     by_device: dict[torch.device, list[Tensor]] = {}
     for sample in samples.values():
         by_device.setdefault(sample.device, []).append(sample)
-    values = b"".join(torch.cat(some).cpu().numpy().tobytes() for some in by_device.values())
+    values = b"".join(torch.cat(group).cpu().numpy().tobytes() for group in by_device.values())
     return Mark(tuple(tensors), values, adapters(model))
 
 
@@ -57,7 +57,7 @@ def adapters(model: nn.Module) -> tuple[Any, ...]:
 
     Modules with adapters, such as those of PEFT, switch between them without changing a weight.
     """
-    found: list[Any] = []
+    states: list[Any] = []
     kinds = {type(module) for module in model.modules()}
     switching = tuple(kind for kind in kinds if hasattr(kind, "active_adapters"))
     for path, module in model.named_modules() if switching else ():
@@ -65,8 +65,8 @@ def adapters(model: nn.Module) -> tuple[Any, ...]:
         if isinstance(active, list | tuple | str):
             names = ("disable_adapters", "merged_adapters", "scaling")
             state = [(name, str(getattr(module, name, None))) for name in names]
-            found.append((path, str(active), *state))
-    return tuple(found)
+            states.append((path, str(active), *state))
+    return tuple(states)
 
 
 class Known(Generic[T]):
@@ -77,15 +77,15 @@ class Known(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[nn.Module, tuple[Any, T]] = WeakKeyDictionary()
+        self._entries: WeakKeyDictionary[nn.Module, tuple[Any, T]] = WeakKeyDictionary()
 
     def of(self, transformer: "Transformer", find: Callable[[], T]) -> T:
-        """What is kept for this model; found now, if it is not known or the identity changed."""
-        kept = self._kept.get(transformer.model)
-        how = transformer.identity, transformer.blocks, transformer.tail
-        if kept is None or kept[0] != how:
-            kept = self._kept[transformer.model] = how, find()
-        return kept[1]
+        """What is known about this model; found now, if nothing is or the identity changed."""
+        entry = self._entries.get(transformer.model)
+        key = transformer.identity, transformer.blocks, transformer.tail
+        if entry is None or entry[0] != key:
+            entry = self._entries[transformer.model] = key, find()
+        return entry[1]
 
 
 def plain_tensors(weight: Tensor) -> Iterator[Tensor]:

@@ -64,10 +64,8 @@ class ModelFacts:
     def check_part(self, block: int, *, neuron: int | None = None, head: int | None = None) -> None:
         """Refuse a neuron or head that the model does not have, if that is known."""
         self.check_block(block)
-        for noun, number, count in (
-            ("neuron", neuron, self.n_neurons),
-            ("head", head, self.n_heads),
-        ):
+        parts = (("neuron", neuron, self.n_neurons), ("head", head, self.n_heads))
+        for noun, number, count in parts:
             if number is not None:
                 last = None if count is None else count - 1
                 check_number(noun, number, 0, last, f"block {block}")

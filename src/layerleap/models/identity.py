@@ -28,13 +28,13 @@ class ModelIdentity:
     fingerprint: str
     parameters: int
     dtype: str
-    # By law that was not enforced when it was loaded, what was found; see `discovery.laws`.
+    # By law that was not enforced when it was loaded, what it measured; see `discovery.laws`.
     loosened: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        own = {key: value for key, value in asdict(self).items() if key != "loosened"}
-        return {**own, "loosened": dict(self.loosened)} if self.loosened else own
+        fields = {key: value for key, value in asdict(self).items() if key != "loosened"}
+        return {**fields, "loosened": dict(self.loosened)} if self.loosened else fields
 
 
 def caveats(model: Mapping[str, Any]) -> list[str]:
@@ -42,16 +42,16 @@ def caveats(model: Mapping[str, Any]) -> list[str]:
 
     A bank that is lent to another model says there which one it was fitted on.
     """
-    found = [
+    sentences = [
         f"{model['name']} was loaded with laws='loose': law '{law}' does not hold: {detail}."
         for law, detail in model.get("loosened", {}).items()
     ]
     if other := model.get("fitted_on"):
-        found.append(
+        sentences.append(
             f"The bank was fitted on {other['name']} (weights {str(other['fingerprint'])[:8]}), "
             f"not on {model['name']} (weights {model['fingerprint'][:8]}), which is read."
         )
-    return found
+    return sentences
 
 
 def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> ModelIdentity:
@@ -77,12 +77,12 @@ def fingerprint(model: PreTrainedModel) -> str:
     """
     digest = hashlib.sha256()
     for name, entry in sorted(model.state_dict().items()):
-        own = name.replace("_orig_mod.", "")  # which compiled modules put before it
+        plain_name = name.replace("_orig_mod.", "")  # which compiled modules put before it
         for weight in _tensors(entry):
-            digest.update(f"{own}{tuple(weight.shape)}".encode())
+            digest.update(f"{plain_name}{tuple(weight.shape)}".encode())
             digest.update(_sample(weight if weight.device.type != "meta" else _fetch(model, name)))
-    if found := adapters(model):
-        digest.update(repr(found).encode())
+    if active := adapters(model):
+        digest.update(repr(active).encode())
     return digest.hexdigest()[:32]
 
 

@@ -37,23 +37,23 @@ MASKED = {
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 
 
-def as_inputs(transformer: "Transformer", given: Any) -> dict[str, Any]:
-    """Arguments of the forward pass for anything a user may have at hand.
+def as_inputs(transformer: "Transformer", prompts: Any) -> dict[str, Any]:
+    """Arguments of the forward pass for whatever form the input has.
 
     Args:
         transformer: the model; its tokenizer reads texts.
-        given: a prompt or several, as text, chat messages or token ids; for an encoder-decoder, a
+        prompts: one or several, as text, chat messages or token ids; for an encoder-decoder, a
             pair (source, target) or several; a tensor of token ids, pixels or sound features; or
             the arguments themselves, as a tokenizer or processor returns them.
     """
-    if isinstance(given, Mapping) and "role" not in given:
-        is_list = isinstance(given.get("input_ids"), list)  # without return_tensors
+    if isinstance(prompts, Mapping) and "role" not in prompts:
+        is_list = isinstance(prompts.get("input_ids"), list)  # without return_tensors
         if is_list and not transformer.model.config.is_encoder_decoder:
-            return padded(transformer, several(transformer, given) or [])
-        return dict(given)
-    if isinstance(given, Tensor | np.ndarray):
-        return _from_tensor(transformer, torch.as_tensor(given))
-    return _from_prompts(transformer, given)
+            return padded(transformer, several(transformer, prompts) or [])
+        return dict(prompts)
+    if isinstance(prompts, Tensor | np.ndarray):
+        return _from_tensor(transformer, torch.as_tensor(prompts))
+    return _from_prompts(transformer, prompts)
 
 
 def run(transformer: "Transformer", arguments: Mapping[str, Any]) -> Any:
@@ -69,32 +69,32 @@ def run(transformer: "Transformer", arguments: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _from_tensor(transformer: "Transformer", given: Tensor) -> dict[str, Any]:
+def _from_tensor(transformer: "Transformer", tensor: Tensor) -> dict[str, Any]:
     main = transformer.model.main_input_name
-    if not given.numel():
+    if not tensor.numel():
         raise BadText("the tensor is empty; expected at least one token")
-    if not given.is_floating_point() and given.dim() in (1, 2) and main == "input_ids":
-        ids = given if given.dim() == 2 else given[None]
-        is_one = given.dim() == 1
+    if not tensor.is_floating_point() and tensor.dim() in (1, 2) and main == "input_ids":
+        ids = tensor if tensor.dim() == 2 else tensor[None]
+        is_one = tensor.dim() == 1
         mask = torch.ones_like(ids) if is_one else inferred_mask(transformer, ids)
         return {"input_ids": ids, "attention_mask": mask}
-    if given.is_floating_point() and main != "input_ids":
-        return {main: given}
+    if tensor.is_floating_point() and main != "input_ids":
+        return {main: tensor}
     raise BadSettings(
-        f"a tensor of {tuple(given.shape)} and {given.dtype} does not fit {main} of "
+        f"a tensor of {tuple(tensor.shape)} and {tensor.dtype} does not fit {main} of "
         f"{transformer.identity.name}; expected token ids of (batch, pos), or {main} by name: "
         f"{{{main!r}: tensor}}"
     )
 
 
-def _from_prompts(transformer: "Transformer", given: Any) -> dict[str, Any]:
-    is_prompt = isinstance(given, str) or (isinstance(given, Iterable) and bool(given))
+def _from_prompts(transformer: "Transformer", prompts: Any) -> dict[str, Any]:
+    is_prompt = isinstance(prompts, str) or (isinstance(prompts, Iterable) and bool(prompts))
     if not is_prompt:
         raise BadSettings(
-            f"cannot read {given!r:.60}; expected a text, chat messages, token ids, a tensor, "
+            f"cannot read {prompts!r:.60}; expected a text, chat messages, token ids, a tensor, "
             "several of these, or a tokenizer's batch"
         )
-    prompts = several(transformer, given) or [given]
+    prompts = several(transformer, prompts) or [prompts]
     if not transformer.model.config.is_encoder_decoder:
         return padded(transformer, encode_all(transformer, prompts))
     pairs = []
@@ -135,27 +135,27 @@ def without_padding(transformer: "Transformer", ids: list[int]) -> list[int]:
 
 def padding_id(transformer: "Transformer") -> int:
     """The id to pad with: the model's own, since some heads look for it, or the tokenizer's."""
-    own = getattr(transformer.model.config.get_text_config(), "pad_token_id", None)
-    theirs = getattr(transformer.tokenizer, "pad_token_id", None)
+    owners = (transformer.model.config.get_text_config(), transformer.tokenizer)
+    ids = (getattr(owner, "pad_token_id", None) for owner in owners)
     # Some have a padding token for which the model has no embedding.
-    known = (id_ for id_ in (own, theirs) if id_ is not None)
-    return next((id_ for id_ in known if 0 <= id_ < vocabulary_size(transformer.model)), 0)
+    n_known = vocabulary_size(transformer.model)
+    return next((id_ for id_ in ids if id_ is not None and 0 <= id_ < n_known), 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
     """Where positions went when padding was moved to the right; both are (batch, pos)."""
 
-    taken: Tensor  # by position of the pass, the position of the caller
-    given: Tensor  # by position of the caller, the position of the pass
+    caller: Tensor  # by position of the pass, the position of the caller
+    in_pass: Tensor  # by position of the caller, the position of the pass
 
     def arrange(self, value: Tensor) -> Tensor:
         """From the caller's order to that of the pass."""
-        return _reordered(value, self.taken)
+        return _reordered(value, self.caller)
 
     def restore(self, value: Tensor) -> Tensor:
         """From the order of the pass to the caller's."""
-        return _reordered(value, self.given)
+        return _reordered(value, self.in_pass)
 
 
 def _reordered(value: Tensor, order: Tensor) -> Tensor:
@@ -191,10 +191,10 @@ def laid_out(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Ord
     arranged, order = right_padded(inputs)
     if order is None or not foreign_code(model):
         return arranged, order
-    given, mask = dict(inputs), inputs.get("attention_mask")
+    unmoved, mask = dict(inputs), inputs.get("attention_mask")
     if isinstance(mask, Tensor) and accepts(model, "position_ids"):
-        given["position_ids"] = (mask.long().cumsum(1) - 1).clamp_min(0)
-    return given, None
+        unmoved["position_ids"] = (mask.long().cumsum(1) - 1).clamp_min(0)
+    return unmoved, None
 
 
 def _order(mask: Any) -> Order | None:
@@ -207,5 +207,5 @@ def _order(mask: Any) -> Order | None:
     if not moves.any():
         return None
     plain = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-    taken = torch.where(moves[:, None], (~real).long().argsort(dim=1, stable=True), plain)
-    return Order(taken, taken.argsort(dim=1))
+    caller = torch.where(moves[:, None], (~real).long().argsort(dim=1, stable=True), plain)
+    return Order(caller, caller.argsort(dim=1))

@@ -5,21 +5,19 @@ Out: a `Transformer` that passed its self-check, with its tokenizer or processor
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel, did_you_mean, first_line
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import MODEL_NAMES
-from layerleap.zoo.download import fetch
+from layerleap.zoo.download import Tell, fetch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from layerleap.models.transformer import Transformer
-
-Tell = Callable[[str], None]
 
 
 def load(
@@ -73,18 +71,15 @@ def load(
     folder, name, extra = locate(str(source), tell)
     options = {**extra, **options}
     model = _load_model(folder, name, options)
-    main_input = model.main_input_name
-    reason = ""
+    main_input, reason = model.main_input_name, ""
     if processor is None and main_input != "input_ids" and main_input in READERS:
         processor, _ = _load_reader(folder, main_input, options, tell)
     if tokenizer is None and main_input != "pixel_values":
         tokenizer = getattr(processor, "tokenizer", None)
         if tokenizer is None:
             tokenizer, reason = _load_reader(folder, "input_ids", options, tell)
-    revision = options.get("revision")
-    wrapped = Transformer.wrap(
-        model, tokenizer, processor=processor, name=name, revision=revision, **how
-    )
+    how |= {"processor": processor, "name": name, "revision": options.get("revision")}
+    wrapped = Transformer.wrap(model, tokenizer, **how)
     wrapped.no_tokenizer = reason
     return wrapped
 
@@ -92,8 +87,8 @@ def load(
 def load_bare(source: str, *, tell: Tell | None = None, **options: Any) -> "PreTrainedModel":
     """The model itself from a name, folder or GGUF file, neither wrapped nor checked."""
     folder, name, extra = locate(source, tell)
-    given = {key: value for key, value in options.items() if value is not None}
-    return _load_model(folder, name, {**extra, **given})
+    chosen = {key: value for key, value in options.items() if value is not None}
+    return _load_model(folder, name, {**extra, **chosen})
 
 
 def locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
@@ -167,13 +162,8 @@ def _load_model(folder: str, name: str, options: dict[str, Any]) -> "PreTrainedM
 
 
 CONFIG_OPTIONS = (
-    "revision",
-    "token",
-    "trust_remote_code",
-    "cache_dir",
-    "local_files_only",
-    "gguf_file",
-    "subfolder",
+    *("revision", "token", "trust_remote_code", "cache_dir"),
+    *("local_files_only", "gguf_file", "subfolder"),
 )
 
 
@@ -200,11 +190,10 @@ def _model_class(config: Any) -> Any:
         model_class = getattr(transformers, name, None)
         if model_class is not None and not name.endswith("Model"):
             return model_class
+    remote = getattr(config, "auto_map", None) or {}
     for name in AUTO_CLASSES:
         auto = getattr(transformers, name, None)
-        if auto is not None and (
-            type(config) in auto._model_mapping or name in (getattr(config, "auto_map", None) or {})
-        ):
+        if auto is not None and (type(config) in auto._model_mapping or name in remote):
             return auto
     raise ValueError(f"transformers has no class with logits for {type(config).__name__}")
 

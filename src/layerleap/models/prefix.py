@@ -8,6 +8,7 @@ not, or that has no cache of keys and values, nothing is shared.
 
 import copy
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -44,8 +45,8 @@ class Prefix:
             return arguments
         cache = copy.deepcopy(self._cache)  # a pass adds to it
         cache.batch_repeat_interleave(len(rests))
-        seen = torch.ones(len(rests), self.length, dtype=torch.long)
-        mask = torch.cat([seen, arguments["attention_mask"]], 1)
+        shared = torch.ones(len(rests), self.length, dtype=torch.long)
+        mask = torch.cat([shared, arguments["attention_mask"]], 1)
         return {**arguments, "attention_mask": mask, "past_key_values": cache}
 
 
@@ -54,27 +55,16 @@ def shared_prefix(
 ) -> Prefix:
     """What all texts begin with, if it is worth running once and the model allows it.
 
-    Edits and hooks of others may act on positions of a pass, so with them nothing is shared.
-
-    Args:
-        texts: token ids.
-        apart: by text, how many of its last tokens are not to be shared.
+    `apart` is, by text, how many of its last tokens are not to be shared. Edits and hooks of others
+    may act on positions of a pass, so with them nothing is shared.
     """
     begins = [tuple(text[: len(text) - n]) for text, n in zip(texts, apart, strict=True)]
-    common = _common(begins) if len(begins) > 1 else ()
+    columns = takewhile(lambda column: len(set(column)) == 1, zip(*begins, strict=False))
+    common = [column[0] for column in columns] if len(begins) > 1 else []
     is_changed = hooks_of(transformer.model).edits is not None or foreign_code(transformer.model)
     if len(common) < SHORTEST or is_changed or not can_share(transformer):
         return Prefix(transformer)
     return Prefix(transformer, common)
-
-
-def _common(texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """What all of them begin with: what the first and the last in sorted order have in common."""
-    first, last = min(texts), max(texts)
-    n = next(
-        (n for n, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None
-    )
-    return first[:n] if n is not None else min(first, last, key=len)
 
 
 def can_share(transformer: Transformer) -> bool:

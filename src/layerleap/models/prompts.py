@@ -9,8 +9,8 @@ Out: token ids of each, checked against the vocabulary.
     ["Hello", "Goodbye"]                              several prompts; a list of lists of messages,
                                                       or of token ids, is several as well
     a 2-D tensor, or a batch of a tokenizer           several, without their padding; a tensor has
-                                                      no mask, so tokens that are nothing else than
-                                                      padding are left out at both ends of a row
+                                                      no mask, so tokens that can only be padding
+                                                      are left out at both ends of a row
 
 A chat goes through the tokenizer's chat template, which writes all special tokens, up to where the
 answer begins. If its last message is the assistant's, that message is continued instead. For an
@@ -37,24 +37,24 @@ OnePrompt = str | Sequence[int] | Messages | Tensor
 Prompts = list[str] | list[list[int]] | list[list[dict[str, Any]]] | tuple[str, ...]
 
 
-def is_chat(given: Any) -> bool:
+def is_chat(prompt: Any) -> bool:
     """True for a list of messages, each a dictionary with a role."""
-    is_list = isinstance(given, list | tuple) and bool(given)
-    return is_list and all(isinstance(one, Mapping) and "role" in one for one in given)
+    is_list = isinstance(prompt, list | tuple) and bool(prompt)
+    return is_list and all(isinstance(message, Mapping) and "role" in message for message in prompt)
 
 
-def several(transformer: "Transformer", given: Any) -> list[Any] | None:
-    """The prompts in `given`, if it holds several, or a batch of them; None if it is one."""
-    if transformer.model.config.is_encoder_decoder and isinstance(given, tuple):
+def several(transformer: "Transformer", prompts: Any) -> list[Any] | None:
+    """The prompts as a list, if they are several or a batch of several; None for one prompt."""
+    if transformer.model.config.is_encoder_decoder and isinstance(prompts, tuple):
         return None  # a pair (source, target) is one prompt
-    if isinstance(given, Mapping):
-        return _of_batch(given)
-    if isinstance(given, Tensor | np.ndarray) and not isinstance(given, Sequence):
-        return _of_matrix(transformer, torch.as_tensor(given)) if given.ndim > 1 else None
-    is_one = isinstance(given, str) or not isinstance(given, Iterable)
-    if is_one or _is_ids(given) or is_chat(given):
+    if isinstance(prompts, Mapping):
+        return _of_batch(prompts)
+    if isinstance(prompts, Tensor | np.ndarray) and not isinstance(prompts, Sequence):
+        return _of_matrix(transformer, torch.as_tensor(prompts)) if prompts.ndim > 1 else None
+    is_one = isinstance(prompts, str) or not isinstance(prompts, Iterable)
+    if is_one or _is_ids(prompts) or is_chat(prompts):
         return None
-    return list(given) or None
+    return list(prompts) or None
 
 
 def _of_matrix(transformer: "Transformer", ids: Tensor) -> list[Any]:
@@ -65,19 +65,19 @@ def _of_matrix(transformer: "Transformer", ids: Tensor) -> list[Any]:
 
 
 def inferred_mask(transformer: "Transformer", ids: Tensor) -> Tensor:
-    """Which of (batch, pos) token ids are no padding at either end: 1 for these, 0 for padding.
+    """The mask of (batch, pos) token ids: 0 for padding at either end, 1 for everything else.
 
     As in `generate`, a padding token that also ends texts is read as text. Two or more of them at
     an end of one row among several can only be padding, and are refused.
     """
     model, tokenizer = transformer.model, transformer.tokenizer
     settings = getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer
-    known = (getattr(one, "pad_token_id", None) for one in settings)
+    known = (getattr(owner, "pad_token_id", None) for owner in settings)
     pad = next((id_ for id_ in known if id_ is not None), None)
     is_pad = ids == (-1 if pad is None else pad)
     outside = is_pad.cumprod(1).bool() | is_pad.flip(1).cumprod(1).flip(1).bool()
     outside &= ~is_pad.all(1, keepdim=True)  # nothing would be left
-    ends = [getattr(one, "eos_token_id", None) for one in settings]
+    ends = [getattr(owner, "eos_token_id", None) for owner in settings]
     if pad not in {id_ for end in ends for id_ in (end if isinstance(end, list) else [end])}:
         return (~outside).to(ids.dtype)
     unequal = outside.sum(1) > outside.sum(1).amin()
@@ -92,7 +92,7 @@ def inferred_mask(transformer: "Transformer", ids: Tensor) -> Tensor:
 
 def _of_batch(batch: Mapping[str, Any]) -> list[Any]:
     if "role" in batch:
-        raise BadText("a single message is no chat; expected a list of messages: [message]")
+        raise BadText("a single message is not a chat; expected a list of messages: [message]")
     if batch.get("input_ids") is None:
         raise BadText(f"got {', '.join(map(str, batch))}; expected input_ids among them")
     texts = _lists(batch["input_ids"])
@@ -108,9 +108,9 @@ def _lists(values: Any) -> list[list[int]]:
     return [rows] if _is_ids(rows) else rows
 
 
-def _is_ids(given: Any) -> bool:
-    is_list = isinstance(given, list | tuple) and bool(given)
-    return is_list and all(isinstance(token, Integral) for token in given)
+def _is_ids(tokens: Any) -> bool:
+    is_list = isinstance(tokens, list | tuple) and bool(tokens)
+    return is_list and all(isinstance(token, Integral) for token in tokens)
 
 
 @contextmanager
@@ -180,14 +180,14 @@ def _of_chat(transformer: "Transformer", messages: Messages) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def as_pair(transformer: "Transformer", given: Any) -> tuple[Any, Any]:
-    """`given`, if it is a pair of texts; a list of two would be two texts."""
-    if not isinstance(given, tuple) or len(given) != 2:
+def as_pair(transformer: "Transformer", pair: Any) -> tuple[Any, Any]:
+    """The pair of texts; a list of two is refused, because it would be two texts."""
+    if not isinstance(pair, tuple) or len(pair) != 2:
         raise BadSettings(
             f"{transformer.identity.name} is an encoder-decoder; expected a tuple (source, target) "
-            f"of texts, got {given!r:.60}"
+            f"of texts, got {pair!r:.60}"
         )
-    return given
+    return pair
 
 
 def encode_pair(

@@ -28,6 +28,7 @@ from layerleap.models.discovery.probe import probe, vocabulary_size
 from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
 from layerleap.models.discovery.tail import ACTIVATIONS, LAST, POOLS, Step, find_tail, pool
 from layerleap.models.discovery.trace import trace
+from layerleap.models.facts import check_number
 from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import edit, unedited
 from layerleap.models.hooks.foreign import Foreign, foreign_code, in_words, unhooked
@@ -100,49 +101,47 @@ class Transformer:
         model, notes = unwrap(model)
         if not isinstance(model, PreTrainedModel):
             raise UnknownModel(not_a_model(model))
-        given: dict[str, Any] = {
-            "tokenizer": tokenizer,
-            "processor": processor,
-            "identity": identify(model, name, revision),
-            "wrappers": notes,
-            "laws": laws,
-        }
+        identity = identify(model, name, revision)
+
+        def verified() -> "Transformer":
+            with _refusing(model, "layerleap cannot follow it:"):
+                wrapped = cls(model, tokenizer, identity, **_discover(model, blocks, tail, laws))
+                wrapped.processor, wrapped.wrappers = processor, notes
+                if wrapped.kind == "text-class" and wrapped.row_kind == "sequence":
+                    raise ModelRefused(
+                        f"the head of {type(model).__name__} averages normed positions of texts of "
+                        "any length; only images can be read that way, because they have a fixed "
+                        "size"
+                    )
+                if check:
+                    from layerleap.models.discovery.laws import require  # which check this class
+
+                    require(wrapped, laws)
+            wrapped._remember(check)
+            return wrapped
+
         with unedited(model), uncompiled():
             try:
                 with unhooked(model):
-                    return cls._verified(model, blocks, tail, check, given)
+                    return verified()
             except ModelRefused as error:
                 if not (code := foreign_code(model)):
                     raise
                 try:  # hooks may be what makes it work, such as casts between dtypes
-                    return cls._verified(model, blocks, tail, check, given)
+                    return verified()
                 except ModelRefused:
                     raise ModelRefused(
                         f"{error}; the model has {in_words(code)}: remove it, and load again"
                     ) from error
 
-    @classmethod
-    def _verified(
-        cls,
-        model: PreTrainedModel,
-        blocks: str | None,
-        tail: Sequence[str] | None,
-        check: bool,
-        given: dict[str, Any],
-    ) -> "Transformer":
-        with _refusing(model, "layerleap cannot follow it:"):
-            wrapped = cls._discover(model, blocks, tail, **given)
-            if check:
-                from layerleap.models.discovery.laws import require  # laws check a wrapped model
-
-                require(wrapped, given["laws"])
-        hooks_of(model).remember(model)
-        wrapped._loaded_with = foreign_code(model)
-        wrapped._tail_with = foreign_code(model, wrapped._outside_blocks())
-        if check and not wrapped._loaded_with:
-            found = {name: getattr(wrapped, name) for name in FOUND}
-            _VERIFIED[model] = _state(model), found
-        return wrapped
+    def _remember(self, is_checked: bool) -> None:
+        """What others have put on the model now, and for `of` what was discovered."""
+        hooks_of(self.model).remember(self.model)
+        self._loaded_with = foreign_code(self.model)
+        self._tail_with = foreign_code(self.model, self._outside_blocks())
+        if is_checked and not self._loaded_with:
+            facts = {name: getattr(self, name) for name in DISCOVERED}
+            _VERIFIED[self.model] = _state(self.model), facts
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Transformer":
@@ -150,76 +149,22 @@ class Transformer:
 
         Like `wrap` without further arguments, so there is no tokenizer.
         """
-        state, found = _VERIFIED.get(model, (None, {}))
+        state, facts = _VERIFIED.get(model, (None, {}))
         if state is None or foreign_code(model) or state != _state(model):
             return cls.wrap(model)
-        return cls(model, None, **found, _mark=state[0])
-
-    @classmethod
-    def _discover(
-        cls,
-        model: PreTrainedModel,
-        blocks: str | None,
-        tail: Sequence[str] | None,
-        laws: Laws,
-        **given: Any,
-    ) -> "Transformer":
-        inputs = probe(model)
-        with _refusing(model, "its own code raised"):
-            calls, output = trace(model, inputs)
-        logits = getattr(output, "logits", None)
-        if logits is None:
-            raise ModelRefused(
-                f"{type(model).__name__} gives no logits; load it with its head, for example with "
-                "AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
-            )
-        if not torch.isfinite(logits).all():  # no two states would look alike, and every law fail
-            raise ModelRefused(
-                f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; check "
-                "for broken weights, or a dtype that is too narrow for them"
-            )
-        if logits.dim() == 2 and logits.shape[-1] == 1:
-            raise ModelRefused(
-                f"{type(model).__name__} gives a single number, not a class; a lens compares the "
-                "probabilities of at least two outputs"
-            )
-        chain = find_blocks(model, calls, blocks)
-        first = chain[0].takes
-        assert first is not None
-        wrapped = cls(
-            model,
-            blocks=tuple(call.path for call in chain),
-            tail=find_tail(model, calls, chain[-1], logits, tail),
-            anatomy=tuple(find_anatomy(call, calls) for call in chain),
-            kind=_kind(model, inputs, logits, says_so=laws == "loose"),
-            d_model=first.shape[-1],
-            d_vocab=logits.shape[-1],
-            **given,
-        )
-        if wrapped.kind == "text-class" and wrapped.row_kind == "sequence":
-            raise ModelRefused(
-                f"the head of {type(model).__name__} averages normed positions of texts of any "
-                "length; only images can be read that way, because they have a fixed size"
-            )
-        return wrapped
+        return cls(model, None, **facts, _mark=state[0])
 
     def notes(self) -> tuple[str, ...]:
         """What is out of the ordinary about the model, a sentence each."""
-        return (*self.wrappers, *caveats(self.identity.to_dict()), *self._missing())
-
-    def _missing(self) -> Iterator[str]:
-        """Why blocks have no sites, if some have none."""
-        reasons = [one for one in self.anatomy if isinstance(one, str)]
-        if reasons:
-            where = (
-                "no block has"
-                if len(reasons) == self.n_layers
-                else (f"{len(reasons)} of {self.n_layers} blocks have no")
+        notes = [*self.wrappers, *caveats(self.identity.to_dict())]
+        if reasons := [reason for reason in self.anatomy if isinstance(reason, str)]:
+            some = f"{len(reasons)} of {self.n_layers} blocks have no"
+            notes.append(
+                f"{'no block has' if len(reasons) == self.n_layers else some} known parts "
+                f"({reasons[0]}): layers can be read and patched, but there are no sites, neurons "
+                "or heads there"
             )
-            yield (
-                f"{where} known parts ({reasons[0]}): layers can be read and patched, but there "
-                "are no sites, neurons or heads there"
-            )
+        return tuple(notes)
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  note: {note}" for note in self.notes())])
@@ -245,12 +190,12 @@ class Transformer:
         now = mark(self.model)
         if now == self._mark and not thorough:
             return
-        found = identify(self.model, self.identity.name, self.identity.revision)
-        found = replace(found, loosened=self.identity.loosened)
-        self.is_changed |= found.fingerprint != self.identity.fingerprint
+        identity = identify(self.model, self.identity.name, self.identity.revision)
+        identity = replace(identity, loosened=self.identity.loosened)
+        self.is_changed |= identity.fingerprint != self.identity.fingerprint
         self._mark = now
-        if found != self.identity:
-            self.identity = found
+        if identity != self.identity:
+            self.identity = identity
 
     @contextmanager
     def just_marked(self) -> Iterator[None]:
@@ -300,8 +245,8 @@ class Transformer:
         fits = isinstance(h, Tensor) and h.dim() == (3 if is_sequence else 2)
         if not fits or h.shape[-1] != self.d_model:
             expected = f"(row, {'pos, ' if is_sequence else ''}{self.d_model})"
-            given = tuple(h.shape) if isinstance(h, Tensor) else f"type {type(h).__name__}"
-            raise BadSettings(f"got states of {given}; expected a tensor of {expected}")
+            actual = tuple(h.shape) if isinstance(h, Tensor) else f"type {type(h).__name__}"
+            raise BadSettings(f"got states of {actual}; expected a tensor of {expected}")
         self.require_tail()
         value = h if is_sequence else h[:, None]  # one-token texts, which every tail accepts
         for step in self.tail:
@@ -347,10 +292,9 @@ class Transformer:
         while rest:
             path, module = rest.pop()
             yield path, module
-            children = (
-                (f"{path}.{name}".lstrip("."), own) for name, own in module.named_children()
-            )
-            rest += [(own, child) for own, child in children if own not in blocks]
+            for name, child in module.named_children():
+                if (place := f"{path}.{name}".lstrip(".")) not in blocks:
+                    rest.append((place, child))
 
     def apply(self, step: Step, value: Tensor) -> Tensor:
         """One step of the tail."""
@@ -445,8 +389,7 @@ class Transformer:
 
     def sites(self, block: int) -> dict[str, Site]:
         """The sites of block `block` (1 to n_layers) by name; empty if they are not known."""
-        if not 1 <= block <= self.n_layers:
-            raise BadSettings(f"block {block} does not exist; expected 1 to {self.n_layers}")
+        check_number("block", block, 1, self.n_layers)
         anatomy = self.anatomy[block - 1]
         return {} if isinstance(anatomy, str) else anatomy.sites
 
@@ -465,8 +408,8 @@ class Transformer:
         return self.model.get_submodule(f"{self.blocks[block - 1]}.{site.path}")
 
 
-# What wrapping found out about a model. Nothing in it refers to the model, so it lives no longer.
-FOUND = ("identity", "blocks", "tail", "anatomy", "kind", "d_model", "d_vocab")
+# What wrapping discovers. Nothing in it refers to the model, so it does not keep the model alive.
+DISCOVERED = ("identity", "blocks", "tail", "anatomy", "kind", "d_model", "d_vocab")
 _VERIFIED: "WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]]" = WeakKeyDictionary()
 
 
@@ -474,16 +417,17 @@ def _state(model: PreTrainedModel) -> Any:
     """What differs if the model has to be verified again."""
     hooks = hooks_of(model)
     modules = [
-        (type(one), one.training, hooks.instance_forward(one) is None) for one in model.modules()
+        (type(module), module.training, hooks.instance_forward(module) is None)
+        for module in model.modules()
     ]
     return mark(model), modules, getattr(model.config, "_attn_implementation", None)
 
 
-def not_a_model(given: Any) -> str:
+def not_a_model(source: Any) -> str:
     """Why something cannot be wrapped; only a short text is shown, never a whole module."""
-    kind = type(given)
-    what = repr(given) if isinstance(given, str | int | float | None) else f"a {kind.__name__}"
-    hint = "; of a pipeline, give pipeline.model" if hasattr(given, "model") else ""
+    is_short = isinstance(source, str | int | float | None)
+    what = repr(source) if is_short else f"a {type(source).__name__}"
+    hint = "; of a pipeline, give pipeline.model" if hasattr(source, "model") else ""
     return (
         f"a model cannot be loaded from {what:.80}; expected a bundled or hub name, a folder, a "
         f"GGUF file, or a model of transformers{hint}"
@@ -510,12 +454,48 @@ def _refusing(model: PreTrainedModel, what: str) -> Iterator[None]:
         ) from error
 
 
+def _discover(
+    model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, laws: Laws
+) -> dict[str, Any]:
+    """What one traced pass shows: the fields of a `Transformer` from `blocks` to `d_vocab`."""
+    inputs = probe(model)
+    with _refusing(model, "its own code raised"):
+        calls, output = trace(model, inputs)
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        raise ModelRefused(
+            f"{type(model).__name__} gives no logits; load it with its head, for example with "
+            "AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
+        )
+    if not torch.isfinite(logits).all():  # no two states would look alike, and every law fail
+        raise ModelRefused(
+            f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; check "
+            "for broken weights, or a dtype that is too narrow for them"
+        )
+    if logits.dim() == 2 and logits.shape[-1] == 1:
+        raise ModelRefused(
+            f"{type(model).__name__} gives a single number, not a class; a lens compares the "
+            "probabilities of at least two outputs"
+        )
+    chain = find_blocks(model, calls, blocks)
+    first = chain[0].takes
+    assert first is not None
+    return {
+        "blocks": tuple(call.path for call in chain),
+        "tail": find_tail(model, calls, chain[-1], logits, tail),
+        "anatomy": tuple(find_anatomy(call, calls) for call in chain),
+        "kind": _kind(model, inputs, logits, loose=laws == "loose"),
+        "d_model": first.shape[-1],
+        "d_vocab": logits.shape[-1],
+    }
+
+
 @torch.inference_mode()
-def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor, *, says_so: bool) -> Kind:
+def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor, *, loose: bool) -> Kind:
     """Inferred from behaviour: does an earlier position's output depend on a later token?
 
-    Where it does only because rows depend on their neighbours, the model's word counts: it
-    `says_so`, as all its attention is marked as causal.
+    It may do so only because rows depend on their neighbours. If that is allowed (`loose`), the
+    model's declaration counts: all its attention is marked as causal.
     """
     if logits.dim() == 2:
         return "image-class" if model.main_input_name == "pixel_values" else "text-class"
@@ -530,7 +510,7 @@ def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor, *, say
     other = model(**{**inputs, name: changed}).logits
     moved = (other.double() - logits.double()).norm(dim=-1)
     # Exactly 0 with causal attention; even an untrained bidirectional model moves by 1e-3.
-    causal = [vars(one)["is_causal"] for one in model.modules() if "is_causal" in vars(one)]
-    if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() or (says_so and causal and all(causal)):
+    causal = [vars(part)["is_causal"] for part in model.modules() if "is_causal" in vars(part)]
+    if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() or (loose and causal and all(causal)):
         return "next-token"
     return "masked-token"

@@ -33,7 +33,7 @@ def untrained(transformer: Transformer, *, seed: int = 0) -> Transformer:
 
 @checked
 def untrained_blocks(transformer: Transformer, *, seed: int = 0) -> Transformer:
-    """A twin whose blocks are untrained: embeddings, all norms and the head are the original's.
+    """A control whose blocks are untrained: embeddings, all norms and head are the original's.
 
     It shows what a measure owes to the embeddings, the architecture and the head alone.
     """
@@ -42,11 +42,11 @@ def untrained_blocks(transformer: Transformer, *, seed: int = 0) -> Transformer:
         f"{path}." for path, module in transformer.model.named_modules() if is_norm(module)
     )
     blocks = tuple(f"{path}." for path in transformer.blocks)
-    own = dict(control.named_parameters())
+    parameters = dict(control.named_parameters())
     with torch.no_grad():
         for name, weight in transformer.model.named_parameters():
             if not name.startswith(blocks) or name.startswith(norms):
-                own[name].copy_(weight)
+                parameters[name].copy_(weight)
     return _wrapped(transformer, control, f"untrained blocks (seed {seed})")
 
 

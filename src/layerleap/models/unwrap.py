@@ -21,30 +21,31 @@ from layerleap.models.hooks.foreign import KINDS, foreign_code, in_words
 from layerleap.models.hooks.forward import uncompiled
 
 
-def unwrap(given: Any) -> tuple[Any, tuple[str, ...]]:
+def unwrap(model: Any) -> tuple[Any, tuple[str, ...]]:
     """The model inside, and what was left out, a sentence each; other things as they are."""
     notes: list[str] = []
-    while isinstance(given, nn.Module) and not isinstance(given, PreTrainedModel):
-        name = type(given).__name__
-        hooks = [one for one in foreign_code(given, [("", given)]) if one.kind in KINDS.values()]
+    while isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel):
+        name = type(model).__name__
+        code = foreign_code(model, [("", model)])
+        hooks = [entry for entry in code if entry.kind in KINDS.values()]
         if hooks:
             raise ModelRefused(
                 f"its {name} has {in_words(hooks)}, which only acts when the {name} is called; put "
                 "it on the model inside, or remove it"
             )
-        if isinstance(inner := given._modules.get("_orig_mod"), nn.Module):
+        if isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
             notes.append("it was compiled; while layerleap reads or edits it, it runs uncompiled")
-        elif callable(base := getattr(given, "get_base_model", None)):
+        elif callable(base := getattr(model, "get_base_model", None)):
             inner = base()
-            _require_same(given, inner)
+            _require_same(model, inner)
             notes.append(f"read inside of its {name}, with the adapters that are on")
-        elif isinstance(given, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = given.module
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
             notes.append(f"read inside of its {name}, on one device")
         else:
             break
-        given = inner
-    return given, tuple(notes)
+        model = inner
+    return model, tuple(notes)
 
 
 def _require_same(wrapper: nn.Module, inner: Any) -> None:
@@ -55,14 +56,12 @@ def _require_same(wrapper: nn.Module, inner: Any) -> None:
     try:
         inputs = probe(inner)
         with torch.no_grad(), uncompiled():
-            theirs, own = (one(**inputs).logits for one in (wrapper, inner))
-        gap = row_gap(theirs, own)
-        reason = (
-            f"their logits differ by {gap:.1g}"
-            if own.shape == theirs.shape
-            else (f"{theirs.shape[1]} positions come out of {own.shape[1]}")
-        )
-        is_same = gap <= rounding(own)
+            theirs, ours = (module(**inputs).logits for module in (wrapper, inner))
+        gap = row_gap(theirs, ours)
+        reason = f"their logits differ by {gap:.1g}"
+        if ours.shape != theirs.shape:
+            reason = f"{theirs.shape[1]} positions come out of {ours.shape[1]}"
+        is_same = gap <= rounding(ours)
     except LayerleapError:
         raise
     except Exception as error:  # whatever the wrapper's own code raises

@@ -58,10 +58,10 @@ def batches_of(
     check_amounts(n_texts, tokens_per_batch)
     census = census if census is not None else Census()
     kind = modality(transformer)
-    common: dict[str, Any] = {"side": side, "census": census, "ridge_share": ridge_share}
-    if kind == "images":
-        return image_batches(transformer, source, sampling, n_images=n_texts, **common)
-    if kind == "sound":
-        return sound_batches(transformer, source, sampling, n_clips=n_texts, **common)
-    examples = iter_examples(transformer, source, sampling, n_texts=n_texts, **common)
-    return iter_batches(transformer, examples, tokens_per_batch=tokens_per_batch)
+    how: dict[str, Any] = {"side": side, "census": census, "ridge_share": ridge_share}
+    how["n_texts"] = n_texts
+    if kind == "text":
+        examples = iter_examples(transformer, source, sampling, **how)
+        return iter_batches(transformer, examples, tokens_per_batch=tokens_per_batch)
+    read = image_batches if kind == "images" else sound_batches
+    return read(transformer, source, sampling, **how)

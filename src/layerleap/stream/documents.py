@@ -71,7 +71,13 @@ def iter_documents(
         return _from_bundled(fetch(label))
     path = Path(label).expanduser()
     if path.is_dir():
-        return _not_empty(_from_files(_files_under(path), path, field), label)
+        files = files_under(path, lambda file: kind_of(file) in FOLDER_SUFFIXES)
+        if not files:
+            suffixes = ", ".join(FOLDER_SUFFIXES)
+            raise BadText(f"the folder {path} contains no text file; expected {suffixes} or .gz")
+        # Named relative to the folder, so that a moved folder is split the same way.
+        inside = (_from_file(file, file.relative_to(path).as_posix(), field) for file in files)
+        return _not_empty(chain.from_iterable(inside), label)
     if path.exists():
         return _not_empty(_from_file(path, label, field), label)
     if isinstance(source, Path) or not may_be_hub_name(label):
@@ -80,15 +86,16 @@ def iter_documents(
             f"there is no file or folder {label}; bundled texts are {names}"
             f"{did_you_mean(label, TEXT_NAMES)}"
         )
-    return _not_empty(_from_hub(label, field), label)
+    documents = (_from_record(record, field) for record in records_of_hub(label))
+    return _not_empty(chain.from_iterable(documents), label)
 
 
 def _not_empty(documents: Iterator[Document], label: str) -> Iterator[Document]:
-    empty = True
+    is_empty = True
     for document in documents:
-        empty = False
+        is_empty = False
         yield document
-    if empty:
+    if is_empty:
         raise BadText(f"{label} contains no text; expected at least one non-empty document")
 
 
@@ -130,20 +137,6 @@ def _from_bundled(path: Path) -> Iterator[Document]:
         for line in lines:
             record = json.loads(line)
             yield Document(record["name"], record["text"])
-
-
-def _files_under(folder: Path) -> list[Path]:
-    files = files_under(folder, lambda path: kind_of(path) in FOLDER_SUFFIXES)
-    if not files:
-        suffixes = ", ".join(FOLDER_SUFFIXES)
-        raise BadText(f"the folder {folder} contains no text file; expected {suffixes} or .gz")
-    return files
-
-
-def _from_files(files: list[Path], folder: Path, field: str) -> Iterator[Document]:
-    for path in files:
-        # Named relative to the folder, so that a moved folder is split the same way.
-        yield from _from_file(path, path.relative_to(folder).as_posix(), field)
 
 
 def _from_file(path: Path, label: str, field: str) -> Iterator[Document]:
@@ -188,8 +181,3 @@ def _from_record(record: Record, field: str) -> Iterator[Document]:
         # Titles may repeat, so the location stays in the name.
         name = f"{title} [{record.name}]" if isinstance(title, str) else record.name
         yield Document(name, text.strip())
-
-
-def _from_hub(label: str, field: str) -> Iterator[Document]:
-    for record in records_of_hub(label):
-        yield from _from_record(record, field)

@@ -34,22 +34,16 @@ NOTE = (
 
 
 def iter_spoken(
-    text: Any = "news", *, seed: int = 0, wanted: Callable[[Document], bool] | None = None
+    text: Any = "news", *, seed: int = 0, is_used: Callable[[Document], bool] | None = None
 ) -> Iterator[Clip]:
-    """Clips of spoken sentences: a few from each document, documents in random order.
-
-    Args:
-        text: anything `iter_documents` accepts.
-        seed: seed of both orders.
-        wanted: says which documents to speak; None for all.
-    """
+    """Clips of spoken sentences: a few from each document of `text`, documents in random order."""
     program = speaker()
     documents = list(iter_documents(text))
     random.Random(seed).shuffle(documents)
     return (
         Clip(f"{document.name}, sentence {number}", *speak(sentence, program), sentence, document)
         for document in documents
-        if wanted is None or wanted(document)
+        if is_used is None or is_used(document)
         for number, sentence in enumerate(
             iter_texts(document, "sentence", per_document=PER_DOCUMENT, seed=seed), start=1
         )

@@ -11,7 +11,7 @@ and absolute positions counted from 0, it cannot affect a real token.
 import hashlib
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -24,16 +24,14 @@ from layerleap.models.prompts import encode_pair
 from layerleap.models.transformer import Transformer
 from layerleap.short_repr import ShortRepr
 from layerleap.stream.documents import Document, iter_documents
-from layerleap.stream.pairs import iter_pairs
-from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.sampling import Sampling as Sampling  # part of this module's names, too
-from layerleap.stream.split import (
-    Side,
-    fingerprint,
-    is_held_out,
-    iter_texts,
-    on_side,
+from layerleap.stream.sampling import (
+    EveryNth,
+    OnePerText,
+    Sampling as Sampling,  # part of this module's names, too
+    parse_positions,
 )
+from layerleap.stream.split import Side, fingerprint, is_held_out, iter_texts, on_side
+from layerleap.stream.text_pairs import iter_pairs
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 1024, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
@@ -136,19 +134,19 @@ class Census:
     digest: Any = field(default_factory=hashlib.sha256, repr=False)
     leave_out: Collection[int] = ()  # fingerprints of documents that must not be read
     left_out: int = 0  # how many of them there were
-    seen: dict[int, int] = field(default_factory=dict, repr=False)  # fingerprints, by document
+    marks: dict[int, int] = field(default_factory=dict, repr=False)  # fingerprints, by document
     used: set[int] = field(default_factory=set, repr=False)  # those that were read
 
     def admits(self, document: int, content: str | bytes) -> bool:
         """True unless the document must be left out."""
-        self.seen[document] = fingerprint(content)
-        is_out = self.seen[document] in self.leave_out
+        self.marks[document] = fingerprint(content)
+        is_out = self.marks[document] in self.leave_out
         self.left_out += is_out
         return not is_out
 
     def use(self, document: int) -> None:
         """Count a document that is being read."""
-        self.used.add(self.seen[document])
+        self.used.add(self.marks[document])
 
     def note(self, tokens: int, rows: int, content: bytes) -> None:
         """Count one text, image or clip."""
@@ -190,9 +188,8 @@ def iter_examples(
         ridge_share: share of the fitting documents that is held back to choose a ridge.
     """
     check_choice(side, Side, "side")
-    _require_stream(transformer, sampling)
+    encoder = _Encoder(transformer, sampling)
     census = census if census is not None else Census()
-    policy = parse_positions(sampling.positions, sampling.seed)
 
     def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
         iterate = iter_pairs if reads_pairs(transformer) else iter_documents
@@ -201,7 +198,7 @@ def iter_examples(
             if not (on_side(side, held_out) and census.admits(number, document.text)):
                 continue
             ridge_rows = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
-            yield document, _encode(transformer, document, number, sampling, policy, ridge_rows)
+            yield document, encoder.examples(document, number, ridge_rows)
 
     numbers: set[int] = set()
     for example in islice(_alternate(documents_of_side()), n_texts):
@@ -253,97 +250,87 @@ def reads_pairs(transformer: Transformer) -> bool:
     return model.main_input_name == "input_ids" and bool(model.config.is_encoder_decoder)
 
 
-def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
-    name, tokenizer = transformer.identity.name, transformer.need_tokenizer()
-    if not reads_pairs(transformer):
-        require_text(transformer)
-    if transformer.kind == "masked-token":
-        if tokenizer.mask_token_id is None:
+class _Encoder:
+    """Documents as examples of one model, which can read them and mask them as asked for."""
+
+    def __init__(self, transformer: Transformer, sampling: Sampling) -> None:
+        self.transformer, self.sampling = transformer, sampling
+        self.tokenizer: Any = transformer.need_tokenizer()
+        self.policy = parse_positions(sampling.positions, sampling.seed)
+        self.is_masked = transformer.kind == "masked-token"
+        if not reads_pairs(transformer):
+            require_text(transformer)
+        if self.is_masked:
+            self._require_masks()
+        special = self.tokenizer.num_special_tokens_to_add()
+        if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
+            raise BadSettings(
+                f"max_tokens is {sampling.max_tokens}, but the tokenizer adds {special} special "
+                f"tokens; expected at least {special + 1}"
+            )
+        self.limit = min(sampling.max_tokens, longest_input(transformer))
+
+    def _require_masks(self) -> None:
+        policy = self.policy
+        if self.tokenizer.mask_token_id is None:
+            name = self.transformer.identity.name
             raise BadText(f"the tokenizer of {name} has no mask token; pass tokenizer=...")
-        _require_few_masks(parse_positions(sampling.positions))
-    special = tokenizer.num_special_tokens_to_add()
-    if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
-        raise BadSettings(
-            f"max_tokens is {sampling.max_tokens}, but the tokenizer adds {special} special "
-            f"tokens; expected at least {special + 1}"
-        )
+        # All are masked at once, and the rest must leave some context.
+        if isinstance(policy, EveryNth) and policy.n < DENSEST_MASKS:
+            raise BadSettings(
+                f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, but masked "
+                "models are trained with about 15 %; use 'one', or "
+                f"'every:{DENSEST_MASKS}' and above"
+            )
 
+    def examples(self, document: Document, number: int, ridge_rows: bool) -> Iterator[Example]:
+        """The examples of a document, each made when it is asked for."""
+        for text, ids, source in self._tokenized(document):
+            ids, keep, gold = self._chosen(text, ids)
+            if keep:
+                yield Example(number, tuple(ids), tuple(keep), ridge_rows, tuple(gold), source)
 
-def _require_few_masks(policy: Positions) -> None:
-    """Refuse dense positions: all are masked at once, and the rest must leave some context."""
-    if isinstance(policy, EveryNth) and policy.n < DENSEST_MASKS:
-        raise BadSettings(
-            f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, but masked "
-            f"models are trained with about 15 %; use 'one', or 'every:{DENSEST_MASKS}' and above"
-        )
+    def _tokenized(self, document: Document) -> Iterator[tuple[str, list[int], tuple[int, ...]]]:
+        """Each text of a document, its ids, and what the encoder reads if it is one of a pair."""
+        if document.target:
+            pair = document.text, document.target
+            source, ids = (part[: self.limit] for part in encode_pair(self.transformer, *pair))
+            yield "\t".join(pair), ids, tuple(source)
+            return
+        how = self.sampling
+        texts = iter_texts(document, how.unit, per_document=how.per_document, seed=how.seed)
+        size = 1  # often only the first text is read, so tokenise more only as more are asked for
+        # Tokenizers reject lone surrogates, which come from escaped JSON; they become "?".
+        while chunk := [t.encode("utf8", "replace").decode("utf8") for t in islice(texts, size)]:
+            size = min(2 * size, TOKENISED)
+            encoded = self.tokenizer(
+                chunk, truncation=True, max_length=self.limit, return_attention_mask=False
+            )
+            for text, ids in zip(chunk, encoded["input_ids"], strict=True):
+                yield text, list(ids), ()
 
-
-def _encode(
-    transformer: Transformer,
-    document: Document,
-    number: int,
-    sampling: Sampling,
-    policy: Positions,
-    ridge_rows: bool,
-) -> Iterator[Example]:
-    tokenizer = transformer.tokenizer
-    assert tokenizer is not None
-    limit = min(sampling.max_tokens, longest_input(transformer))
-    if document.target:
-        pair = document.text, document.target
-        source, ids = (part[:limit] for part in encode_pair(transformer, *pair))
-        example = _example(transformer, "\t".join(pair), ids, number, sampling, policy, ridge_rows)
-        if example:
-            yield replace(example, source=tuple(source))
-        return
-    texts = iter_texts(
-        document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
-    )
-    size = 1  # often only the first text is read, so tokenise more only as more are asked for
-    while chunk := [_without_surrogates(text) for text in islice(texts, size)]:
-        size = min(2 * size, TOKENISED)
-        encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
-        for text, ids in zip(chunk, encoded["input_ids"], strict=True):
-            example = _example(transformer, text, list(ids), number, sampling, policy, ridge_rows)
-            if example:
-                yield example
-
-
-def _without_surrogates(text: str) -> str:
-    """The text with lone surrogates (from escaped JSON) as "?": tokenizers reject them."""
-    return text.encode("utf8", "replace").decode("utf8")
-
-
-def _example(
-    transformer: Transformer,
-    text: str,
-    ids: list[int],
-    number: int,
-    sampling: Sampling,
-    policy: Positions,
-    ridge_rows: bool,
-) -> Example | None:
-    masked = transformer.kind == "masked-token"
-    if transformer.pooling is not None:  # the head decides which positions it reads
-        ids = without_padding(transformer, ids)
-        keep = transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
-        return Example(number, tuple(ids), tuple(keep), ridge_rows) if keep else None
-    both_ways = masked or transformer.kind == "token-class"
-    special = set(transformer.tokenizer.all_special_ids) if both_ways else set()  # type: ignore[union-attr]
-    skip = set() if sampling.include_special else special
-    keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], text)
-    if not keep:
-        return None
-    if transformer.kind == "token-class":
-        return Example(number, tuple(ids), tuple(keep), ridge_rows)
-    # The masked token or the next one; read before the ids are masked or truncated.
-    gold = [ids[p] if masked else ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
-    if masked:
-        for position in keep:
-            ids[position] = transformer.tokenizer.mask_token_id  # type: ignore[union-attr]
-    elif isinstance(policy, OnePerText):
-        ids = ids[: keep[0] + 1]  # later tokens do not affect a causal state
-    return Example(number, tuple(ids), tuple(keep), ridge_rows, tuple(gold))
+    def _chosen(self, text: str, ids: list[int]) -> tuple[list[int], list[int], list[int]]:
+        """The ids that the model reads, the positions to read, and the right answers if known."""
+        transformer, policy = self.transformer, self.policy
+        if transformer.pooling is not None:  # the head decides which positions it reads
+            ids = without_padding(transformer, ids)
+            keep = transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+            return ids, keep, []
+        is_token_class = transformer.kind == "token-class"
+        skips = (self.is_masked or is_token_class) and not self.sampling.include_special
+        special = set(self.tokenizer.all_special_ids) if skips else set()
+        keep = policy.choose([p for p, token in enumerate(ids) if token not in special], text)
+        if not keep or is_token_class:
+            return ids, keep, []
+        if self.is_masked:
+            gold = [ids[position] for position in keep]
+            for position in keep:
+                ids[position] = self.tokenizer.mask_token_id
+        else:  # the next token, read before the ids are truncated
+            gold = [ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
+            if isinstance(policy, OnePerText):
+                ids = ids[: keep[0] + 1]  # later tokens do not affect a causal state
+        return ids, keep, gold
 
 
 def longest_input(transformer: Transformer) -> int:
@@ -394,6 +381,9 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
     rows, positions = keep.nonzero(as_tuple=True)
     if transformer.row_kind != "position":  # one row per text
         rows, positions = torch.arange(len(examples)), keep.int().argmax(1)
+    gold = None
+    if any(example.gold for example in examples):
+        gold = torch.tensor([g for e in examples for g in e.gold or (-1,) * len(e.keep)])
     return Batch(
         index,
         inputs,
@@ -403,12 +393,5 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
         torch.tensor([example.ridge_rows for example in examples])[rows],
         len(examples),
         int(mask.sum()),
-        _gold(examples),
+        gold,
     )
-
-
-def _gold(examples: list[Example]) -> Tensor | None:
-    """The correct tokens of all kept rows in row-major order, or None if all are unknown."""
-    if not any(example.gold for example in examples):
-        return None
-    return torch.tensor([g for e in examples for g in e.gold or (-1,) * len(e.keep)])

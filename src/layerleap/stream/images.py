@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from layerleap.errors import BadMedia, BadSettings, check_choice
+from layerleap.errors import BadMedia, BadSettings
 from layerleap.extras import library
 from layerleap.files import files_under
 from layerleap.models.transformer import Transformer
@@ -80,25 +80,17 @@ def image_batches(
     sampling: Sampling | None = None,
     *,
     side: Side = "held-out",
-    n_images: int | None = None,
+    n_texts: int | None = None,
     per_batch: int = 16,
     census: Census | None = None,
     ridge_share: float = 0.0,
 ) -> Iterator[Batch]:
     """Batches of images, each with the one position whose state reaches the logits.
 
-    Args:
-        transformer: an image classifier with its processor.
-        source: anything `iter_images` accepts.
-        sampling: only `held_out` and `seed` (of the order) are used. Models trained by the zoo
-            never saw the images that the default share holds out.
-        side: use the images to fit on, the held-out ones, or both.
-        n_images: stop after that many images.
-        per_batch: images per forward pass.
-        census: counts what is read.
-        ridge_share: share of the fitting side that is held back to choose a ridge.
+    The arguments are those of `batches_of`. Of `sampling`, only `held_out` and `seed` (of the
+    order) are used. Models trained by the zoo never saw the images that the default share holds
+    out.
     """
-    check_choice(side, Side, "side")
     sampling = sampling or Sampling()
     census = census if census is not None else Census()
     _require_images(transformer)
@@ -109,50 +101,36 @@ def image_batches(
         if on_side(side, is_held_out(labelled.image, sampling.held_out))
         and census.admits(labelled.number, labelled.image.tobytes())
     )
-    images, index, n_positions = islice(side_images, n_images), 0, 0
+    images, index, n_positions = islice(side_images, n_texts), 0, 0
     while chunk := list(islice(images, per_batch)):
         shape = image_shape(transformer.model.config)
-        pixels = pixel_values(transformer.processor, [each.image for each in chunk], shape)
-        inputs = {"pixel_values": pixels}
+        pixels = pixel_values(transformer.processor, [labelled.image for labelled in chunk], shape)
         if not n_positions:  # this pass ends before the first block
             captured = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = captured.states[0].shape[1]
         for labelled in chunk:
+            if labelled.label >= transformer.d_vocab:
+                raise BadMedia(
+                    f"image {labelled.number} has class {labelled.label}, but the model knows "
+                    f"classes 0 to {transformer.d_vocab - 1}; use images of its classes"
+                )
             census.documents += 1
             census.use(labelled.number)
             shape_and_pixels = f"{labelled.image.shape}".encode() + labelled.image.tobytes()
             census.note(n_positions, 1, shape_and_pixels)
-        yield _batch(transformer, chunk, inputs, n_positions, index, ridge_share)
+        keep = transformer.pooled(torch.ones(len(chunk), n_positions))
+        yield Batch(
+            index,
+            {"pixel_values": pixels},
+            keep,
+            documents=torch.tensor([labelled.number for labelled in chunk]),
+            positions=keep.int().argmax(1),
+            ridge_rows=torch.tensor([is_held_out(i.image, ridge_share, "ridge") for i in chunk]),
+            n_texts=len(chunk),
+            n_tokens=keep.numel(),
+            gold=torch.tensor([labelled.label for labelled in chunk]),
+        )
         index += 1
-
-
-def _batch(
-    transformer: Transformer,
-    chunk: list[LabelledImage],
-    inputs: dict[str, Any],
-    n_positions: int,
-    index: int,
-    ridge_share: float,
-) -> Batch:
-    for labelled in chunk:
-        if labelled.label >= transformer.d_vocab:
-            raise BadMedia(
-                f"image {labelled.number} has class {labelled.label}, but the model knows classes "
-                f"0 to {transformer.d_vocab - 1}; use images of its classes"
-            )
-    keep = transformer.pooled(torch.ones(len(chunk), n_positions))
-    ridge_rows = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
-    return Batch(
-        index,
-        inputs,
-        keep,
-        torch.tensor([labelled.number for labelled in chunk]),
-        keep.int().argmax(1),
-        torch.tensor(ridge_rows),
-        len(chunk),
-        keep.numel(),
-        torch.tensor([labelled.label for labelled in chunk]),
-    )
 
 
 def _require_images(transformer: Transformer) -> None:
@@ -212,7 +190,6 @@ def _label(path: Path, folder: Path, classes: Mapping[str, int]) -> int:
 
 def _read_image(path: Path) -> np.ndarray[Any, Any]:
     Image = library("PIL.Image", "bundled")
-
     try:
         with Image.open(path) as image:
             return _pixels(image)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from layerleap.errors import BadMedia, CannotFetch, did_you_mean
 from layerleap.stream.documents import iter_documents
-from layerleap.stream.pairs import TITLES, iter_pairs
 from layerleap.stream.records import check_data_set, may_be_hub_name
+from layerleap.stream.text_pairs import TITLES, iter_pairs
 from layerleap.zoo.catalog import IMAGE_NAMES, SOUND_NAMES, TEXT_NAMES
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")

@@ -161,9 +161,9 @@ def _from_parquet(
                 f"{path} has no field {columns[0]!r}; it has {', '.join(names)}: choose one "
                 "(--field)"
             )
-        wanted = [c for c in dict.fromkeys(columns or names) if c in names]
+        columns = [c for c in dict.fromkeys(columns or names) if c in names]
         number = 0
-        for batch in file.iter_batches(batch_size=256, columns=wanted):
+        for batch in file.iter_batches(batch_size=256, columns=columns):
             for fields in batch.to_pylist():
                 number += 1
                 yield Record(fields, f"row {number} of {path}", f"{label}#{number}")

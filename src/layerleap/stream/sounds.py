@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadMedia, BadSettings, check_choice
+from layerleap.errors import BadMedia, BadSettings
 from layerleap.files import files_under
 from layerleap.models.discovery.probe import sound_shape
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
 from layerleap.stream.places import check_sounds
-from layerleap.stream.positions import Positions, parse_positions
+from layerleap.stream.sampling import Positions, parse_positions
 from layerleap.stream.split import Side, fingerprint, is_held_out, on_side
 from layerleap.zoo.catalog import SOUND_NAMES
 from layerleap.zoo.download import fetch
@@ -48,7 +48,7 @@ class Clip:
 
 
 def iter_clips(
-    source: Any, *, seed: int = 0, wanted: Callable[[Document], bool] | None = None
+    source: Any, *, seed: int = 0, is_used: Callable[[Document], bool] | None = None
 ) -> Iterator[Clip]:
     """The recordings of `source`.
 
@@ -57,15 +57,15 @@ def iter_clips(
             of them; "spoken" for sentences of the bundled news spoken by espeak-ng, or
             "spoken:TEXT" for another text; or `Clip`s.
         seed: seed of the choice of spoken sentences.
-        wanted: says which documents to use; None for all.
+        is_used: says which documents to use; None for all.
     """
     label = str(source)
     if isinstance(source, str) and (label == "spoken" or label.startswith("spoken:")):
         from layerleap.stream.espeak import iter_spoken
 
-        return iter_spoken(label.partition(":")[2] or "news", seed=seed, wanted=wanted)
+        return iter_spoken(label.partition(":")[2] or "news", seed=seed, is_used=is_used)
     clips = _iter_recorded(source)
-    return clips if wanted is None else (c for c in clips if wanted(c.split_document))
+    return clips if is_used is None else (c for c in clips if is_used(c.split_document))
 
 
 def _iter_recorded(source: Any) -> Iterator[Clip]:
@@ -90,7 +90,7 @@ def sound_batches(
     sampling: Sampling | None = None,
     *,
     side: Side = "both",
-    n_clips: int | None = None,
+    n_texts: int | None = None,
     per_batch: int = 4,
     census: Census | None = None,
     ridge_share: float = 0.0,
@@ -98,19 +98,9 @@ def sound_batches(
     """Batches of recordings whose decoder input is the transcript.
 
     Only positions that predict a token of the transcript, or its end, can be read. The tokens for
-    language and task come before and are always given.
-
-    Args:
-        transformer: a speech-to-text model with its processor.
-        source: anything `iter_clips` accepts.
-        sampling: only `positions`, `held_out` and `seed` are used; None reads all positions.
-        side: use the clips to fit on, the held-out ones, or both.
-        n_clips: stop after that many clips.
-        per_batch: clips per forward pass.
-        census: counts what is read.
-        ridge_share: share of the fitting side that is held back to choose a ridge.
+    language and task come before and are always given. The arguments are those of `batches_of`.
+    Of `sampling`, only `positions`, `held_out` and `seed` are used; None reads all positions.
     """
-    check_choice(side, Side, "side")
     sampling = sampling or Sampling(positions="all")
     census = census if census is not None else Census()
     _require_sound(transformer)
@@ -120,20 +110,22 @@ def sound_batches(
         held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
         return on_side(side, held_out) and fingerprint(document.text) not in census.leave_out
 
-    clips = islice(iter_clips(source, seed=sampling.seed, wanted=is_on_side), n_clips)
+    clips = islice(iter_clips(source, seed=sampling.seed, is_used=is_on_side), n_texts)
     index, documents = 0, dict[str, int]()
     while chunk := list(islice(clips, per_batch)):
         examples = []
         for clip in chunk:
             document = documents.setdefault(clip.split_document.name, len(documents))
-            back = is_held_out(clip.split_document, share=ridge_share, seed=sampling.seed + 1)
-            examples.append(_example(transformer, clip, document, policy, back))
+            is_ridge = is_held_out(clip.split_document, share=ridge_share, seed=sampling.seed + 1)
+            examples.append(_example(transformer, clip, document, policy, is_ridge))
             census.admits(document, clip.split_document.text)
             census.use(document)
             census.documents = len(documents)
             census.note_example(examples[-1])
-        features = [_features(transformer, clip) for clip in chunk]
-        yield _batch(transformer, torch.cat(features), examples, index)
+        features = torch.cat([_features(transformer, clip) for clip in chunk])
+        texts = collate(transformer, examples, index)
+        decoder = {f"decoder_{name}": value for name, value in texts.inputs.items()}
+        yield replace(texts, inputs={"input_features": features, **decoder})
         index += 1
 
 
@@ -203,19 +195,6 @@ def _prefix(ids: list[int], words: list[int]) -> list[int]:
         if ids[start : start + len(words)] == words:
             return ids[:start]
     return []
-
-
-def _batch(
-    transformer: Transformer, features: Tensor, examples: list[Example], index: int
-) -> Batch:
-    padded = collate(transformer, examples, index)
-    inputs = {
-        "input_features": features,
-        "decoder_input_ids": padded.inputs["input_ids"],
-        "decoder_attention_mask": padded.inputs["attention_mask"],
-    }
-    gold = torch.tensor([token for example in examples for token in example.gold])
-    return replace(padded, inputs=inputs, gold=gold)
 
 
 def _checked(clips: Iterable[Any]) -> Iterator[Clip]:

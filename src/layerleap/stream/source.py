@@ -14,12 +14,14 @@ from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
-from layerleap.stream.pairs import TITLES
 from layerleap.stream.places import SPEAKER
+from layerleap.stream.text_pairs import TITLES
 
 # What a bundled model was trained for.
-OWN_TEXTS = {"bert-reviews": "reviews", "small-lm-reviews": "reviews", "smollm2-reviews": "reviews"}
-OWN_PAIRS = {"flan-t5-small": TITLES}
+OWN_TEXTS = {
+    **dict.fromkeys(("bert-reviews", "small-lm-reviews", "smollm2-reviews"), "reviews"),
+    "flan-t5-small": TITLES,
+}
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
 
 MANY_TEXTS = 3000
@@ -43,12 +45,12 @@ def resolve_text(
         starts: a text of real sequences that a masked model starts from.
         n_generated: how many texts to generate.
     """
-    if starts is not None and text not in (None, "generated"):
-        raise BadSettings(
-            f"starts is only used for generated texts, but the text is {text}; leave starts out, "
-            "or ask for the text 'generated'"
-        )
     if starts is not None:
+        if text not in (None, "generated"):
+            raise BadSettings(
+                f"starts is only used for generated texts, but the text is {text}; leave starts "
+                "out, or ask for the text 'generated'"
+            )
         text = "generated"
     if text is None:
         text = default_text(transformer)
@@ -67,26 +69,20 @@ def n_to_generate(n_texts: int, share: float) -> int:
 def default_text(transformer: Transformer, n_texts: int = 0) -> str:
     """The text that suits the model: English, or "generated" for those not trained on it.
 
-    "wikipedia" is quick to have, but has only a hundred articles: whoever reads many texts gets
-    "enwik8". The classifier of film reviews gets film reviews. Image classifiers get the bundled
-    digits. Speech models get sentences spoken by espeak-ng, or, if that is not installed, the
-    bundled recording, which is too short to fit on.
-
-    Args:
-        transformer: the model.
-        n_texts: how many texts are to be read, on both sides together.
+    "wikipedia" downloads quickly, but has only a hundred articles: those who read many texts
+    (`n_texts`, on both sides together) get "enwik8". The classifier of film reviews gets film
+    reviews. Image classifiers get the bundled digits. Speech models get sentences spoken by
+    espeak-ng, or, if that is not installed, the bundled recording, which is too short to fit on.
     """
     if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"
         return {"images": "mnist", "sound": speech}[kind]
-    if reads_pairs(transformer) and transformer.identity.name in OWN_PAIRS:
-        return OWN_PAIRS[transformer.identity.name]
-    if reads_pairs(transformer):
+    name = transformer.identity.name
+    if reads_pairs(transformer) and name not in OWN_TEXTS:
         raise BadText(
-            f"{transformer.identity.name} reads pairs of texts; give a .tsv file (source, tab, "
+            f"{name} reads pairs of texts; give a .tsv file (source, tab, "
             "target), a .jsonl file with these fields, tuples, or 'titles' (of English articles)"
         )
-    if transformer.identity.name in NOT_ENGLISH:
+    if name in NOT_ENGLISH:
         return "generated"
-    english = "enwik8" if n_texts > MANY_TEXTS else "wikipedia"
-    return OWN_TEXTS.get(transformer.identity.name, english)
+    return OWN_TEXTS.get(name, "enwik8" if n_texts > MANY_TEXTS else "wikipedia")

@@ -13,6 +13,7 @@ from typing import Literal
 
 from layerleap.errors import BadSettings, check_choice
 from layerleap.stream.documents import Document
+from layerleap.zoo.reviews import is_held_out as is_text_held_out
 
 Side = Literal["fit", "held-out", "both"]
 Unit = Literal["sentence", "paragraph", "document"]
@@ -68,7 +69,7 @@ def is_held_out(document: Document, *, share: float, seed: int) -> bool:
     """
     if not 0 <= share < 1:
         raise BadSettings(f"the held-out share is {share}; expected at least 0 and below 1")
-    return _hash(str(seed), document.text) < share * 2**64
+    return is_text_held_out(document.text, share, seed)
 
 
 def on_side(side: Side, held_out: bool) -> bool:

@@ -7,4 +7,4 @@ from .catalog import (
 from .download import fetch as fetch
 from .reviews import SHORT as SHORT, is_held_out as is_held_out
 from .small_lm import token_stream as token_stream
-from .small_vit import warmup_cosine as warmup_cosine
+from .training_loop import warmup_cosine as warmup_cosine

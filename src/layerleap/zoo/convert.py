@@ -27,9 +27,8 @@ from layerleap.errors import CannotFetch
 from layerleap.files import read_json, write_json
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import Entry
-from layerleap.zoo.ct2_weights import read_ct2
 from layerleap.zoo.onnx_weights import read_onnx
-from layerleap.zoo.whisper_weights import n_layers, whisper_state
+from layerleap.zoo.whisper_weights import n_layers, read_ct2, whisper_state
 
 # One token of a reaction SMILES: a bracket atom, an element, a bond, a branch, a ring number.
 SMILES_TOKEN = r"%\(\d{3}\)|%\d{2}|\[[^\]]+\]|Br?|Cl?|>>?|[NOSPFI]|[bcnosp]|[().=#+:~@?|*$/\\-]|\d"
@@ -237,29 +236,25 @@ def _whisper(source: Path, folder: Path) -> None:
 
     arrays = read_ct2(source / "model.bin")
     width, mels = arrays["encoder/conv1/weight"].shape[:2]
-    heads = {"encoder": "encoder_attention_heads", "decoder": "decoder_attention_heads"}
+    sides = ("encoder", "decoder")
+    ids = {f"{name}_token_id": END for name in ("bos", "eos", "pad")}
+    ids["decoder_start_token_id"] = START
     config = WhisperConfig(
         vocab_size=len(arrays["decoder/embeddings/weight"]),
         d_model=width,
         num_mel_bins=mels,
-        **{name: int(arrays[f"{side}/num_heads"]) for side, name in heads.items()},
-        **{f"{side}_layers": n_layers(arrays, side) for side in heads},
-        **{f"{side}_ffn_dim": 4 * width for side in heads},
+        **{f"{side}_attention_heads": int(arrays[f"{side}/num_heads"]) for side in sides},
+        **{f"{side}_layers": n_layers(arrays, side) for side in sides},
+        **{f"{side}_ffn_dim": 4 * width for side in sides},
         max_source_positions=len(arrays["encoder/position_encodings/encodings"]),
         max_target_positions=len(arrays["decoder/position_encodings/encodings"]),
-        decoder_start_token_id=START,
-        bos_token_id=END,
-        eos_token_id=END,
-        pad_token_id=END,
+        **ids,
     )
     model = WhisperForConditionalGeneration(config)
     model.load_state_dict(whisper_state(arrays))
     settings = read_json(source / "config.json")
     model.generation_config = GenerationConfig(
-        decoder_start_token_id=START,
-        bos_token_id=END,
-        eos_token_id=END,
-        pad_token_id=END,
+        **ids,
         suppress_tokens=settings["suppress_ids"],
         begin_suppress_tokens=settings["suppress_ids_begin"],
         no_timestamps_token_id=NO_TIMESTAMPS,

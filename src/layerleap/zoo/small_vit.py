@@ -7,12 +7,15 @@ up to two pixels each time. Held-out images are not used, not even for early sto
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from layerleap.zoo.download import Tell
+from layerleap.zoo.training_loop import optimize
 
 
 @dataclass(frozen=True)
@@ -32,47 +35,29 @@ class VitSettings:
 
 
 def train_vit(
-    pixels: Tensor,
-    labels: Tensor,
-    n_classes: int,
-    settings: VitSettings,
-    tell: Callable[[str], None],
+    pixels: Tensor, labels: Tensor, n_classes: int, settings: VitSettings, tell: Tell
 ) -> Any:
-    """A ViT for images of this size, trained from scratch.
-
-    Args:
-        pixels: (image, channel, height, width), from the processor.
-        labels: (image,).
-        n_classes: the number of classes.
-        settings: model shape and training.
-        tell: called after every tenth epoch.
-    """
+    """A ViT for images of this size, trained from scratch on (image, channel, height, width)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = _new(pixels, n_classes, settings)
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.rate, weight_decay=settings.decay
-        )
-        steps = settings.epochs * math.ceil(len(pixels) / settings.batch)
-        warmup = steps // settings.epochs
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: warmup_cosine(step, warmup, steps)
-        )
-        model.train()
-        for epoch in range(settings.epochs):
-            loss = torch.zeros(())
-            for chosen in torch.randperm(len(pixels)).split(settings.batch):
-                loss = nn.functional.cross_entropy(
-                    model(_shifted(pixels[chosen], settings.shift)).logits, labels[chosen]
-                )
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-            if (epoch + 1) % 10 == 0:
-                tell(f"epoch {epoch + 1} of {settings.epochs}, last loss {loss.item():.3f}")
-    return model.eval()
+        per_epoch = math.ceil(len(pixels) / settings.batch)
+        losses = _losses(model, pixels, labels, settings, tell)
+        optimize(model, losses, settings, settings.epochs * per_epoch, warmup=per_epoch)
+    return model
+
+
+def _losses(
+    model: Any, pixels: Tensor, labels: Tensor, settings: VitSettings, tell: Tell
+) -> Iterator[Tensor]:
+    for epoch in range(settings.epochs):
+        loss = torch.zeros(())
+        for chosen in torch.randperm(len(pixels)).split(settings.batch):
+            logits = model(_shifted(pixels[chosen], settings.shift)).logits
+            loss = nn.functional.cross_entropy(logits, labels[chosen])
+            yield loss
+        if (epoch + 1) % 10 == 0:
+            tell(f"epoch {epoch + 1} of {settings.epochs}, last loss {loss.item():.3f}")
 
 
 def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:
@@ -93,13 +78,6 @@ def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:
         label2id={name: number for number, name in names.items()},
     )
     return ViTForImageClassification(config)
-
-
-def warmup_cosine(step: int, warmup: int, steps: int) -> float:
-    """The learning rate as a fraction of its peak."""
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def _shifted(pixels: Tensor, limit: int) -> Tensor:

@@ -7,25 +7,26 @@ the result on held-out images or texts. Where that number made us change a recip
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap.extras import library
 from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import Entry, result_words
 from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
+from layerleap.zoo.download import Tell
 from layerleap.zoo.fine_tuned import classifier_of_reviews, tuned_on_reviews
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
-from layerleap.zoo.reviews import bert_reviews
-from layerleap.zoo.small_lm import second_small_lm, small_lm, small_relu_lm
+from layerleap.zoo.small_bert import bert_reviews
+from layerleap.zoo.small_lm import LMSettings, small_lm
 from layerleap.zoo.small_vit import VitSettings, train_vit
+from layerleap.zoo.training_loop import accuracy
 
-Tell = Callable[[str], None]
 HEAD_IMAGE_SIZE = 112  # four times that of the digits; 8 x 8 patches of 14 pixels
 
 
@@ -108,21 +109,13 @@ def _labels(images: ImageSet) -> Tensor:
     return torch.tensor(images.labels, dtype=torch.long)
 
 
-def accuracy(logits: Tensor, labels: Tensor, noun: str = "images") -> dict[str, Any]:
-    """The share of images or texts classified correctly, with Wilson's 95 % interval."""
-    binomtest = library("scipy.stats", "bundled", "intervals need it").binomtest
-    n, correct = len(labels), int((logits.argmax(-1) == labels).sum())
-    low, high = map(float, binomtest(correct, n).proportion_ci(method="wilson"))
-    return {noun: n, "accuracy": correct / n, "low": low, "high": high}
-
-
 RECIPES: dict[str, Callable[[Mapping[str, Path], Path, Tell], dict[str, Any]]] = {
     "dinov2-mnist": dinov2_mnist,
     "vit-mnist": vit_mnist,
     "bert-reviews": bert_reviews,
     "small-lm": small_lm,
-    "small-lm-2": second_small_lm,
-    "small-lm-relu": small_relu_lm,
+    "small-lm-2": partial(small_lm, settings=LMSettings(seed=1)),
+    "small-lm-relu": partial(small_lm, settings=LMSettings(ffn="relu")),
     "small-lm-reviews": classifier_of_reviews,
     "smollm2-reviews": tuned_on_reviews,
 }

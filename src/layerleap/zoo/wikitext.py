@@ -146,7 +146,7 @@ def _link(link: Any) -> str:
 
 def _external_link(link: Any) -> str:
     if not link.brackets:
-        return HOLE  # an address is no prose
+        return HOLE  # an address is not prose
     return "" if link.title is None else _rendered(link.title.nodes)
 
 
@@ -171,14 +171,8 @@ def _template(template: Any) -> str:
     if name in ("as of", "circa", "c."):
         lead = "c." if name != "as of" else "as of" if template.has("lc") else "As of"
         return f"{lead} {values[0]}"
-    if SILENT.match(name) or _is_box(template):
-        return ""
-    return HOLE
-
-
-def _is_box(template: Any) -> bool:
-    """True if the template is a box rather than part of a sentence."""
-    return "\n" in str(template) or len(str(template)) > 200
+    is_box = "\n" in str(template) or len(str(template)) > 200  # rather than part of a sentence
+    return "" if SILENT.match(name) or is_box else HOLE
 
 
 def _measure(values: list[str]) -> str:

@@ -145,7 +145,7 @@ def test_some_kinds_may_be_asked_for():
     assert PartScores(model, only).kinds == ("ffn",)
     with pytest.raises(BadSettings, match="no maps of attn, only of ffn"):
         PartScores(model, only, ["attn"])
-    with pytest.raises(BadSettings, match="unknown kind of parts 'heads'"):
+    with pytest.raises(BadSettings, match="the kind of parts is 'heads'; expected one of 'attn'"):
         PartScores(model, bank, ["heads"])
 
 

@@ -198,7 +198,7 @@ def test_what_cannot_be_replaced_is_refused_with_the_reason():
     with pytest.raises(WrongModel, match="fit a bank for"):
         PartMaps(tiny("llama", seed=1), some)
     with (
-        pytest.raises(BadSettings, match="unknown kind of parts 'heads'"),
+        pytest.raises(BadSettings, match="the kind of parts is 'heads'; expected one of 'attn'"),
         model.edit(ReplaceParts(fitted().bank, ["heads"])),
     ):
         pass

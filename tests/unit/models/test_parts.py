@@ -77,9 +77,9 @@ def test_parts_are_listed_block_after_block():
 
 
 def test_a_kind_that_does_not_exist_is_refused():
-    with pytest.raises(BadSettings, match="'heads'; expected attn, ffn, norms"):
+    with pytest.raises(BadSettings, match="'heads'; expected one of 'attn', 'ffn', 'norms'"):
         replaceable(model(), ["heads"])
-    with pytest.raises(BadSettings, match="unknown kind of parts 'heads'"):
+    with pytest.raises(BadSettings, match="the kind of parts is 'heads'; expected one of 'attn'"):
         run(parts=["heads"])
 
 

@@ -83,7 +83,7 @@ def test_a_tokenizer_without_a_template_and_bad_messages_are_refused_in_words(ch
         ll.read(tiny(), CHAT, bank=None)
     with pytest.raises(BadText, match="bare has no tokenizer; give token ids"):
         ll.generate(bare, CHAT, bank=None)
-    with pytest.raises(BadText, match=r"a single message is no chat; expected .*\[message\]"):
+    with pytest.raises(BadText, match=r"a single message is not a chat; expected .*\[message\]"):
         chat.capture(CHAT[0])
     strict = chatting()
     strict.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"

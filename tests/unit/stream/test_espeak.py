@@ -79,7 +79,7 @@ def test_a_tone_keeps_pitch_and_loudness_at_another_rate(new_rate):
 def test_unwanted_documents_are_not_spoken_and_the_others_are_the_same(espeak):
     every = [(clip.name, clip.transcript) for clip in iter_spoken(TEXTS)]
     espeak.clear()
-    some = list(iter_spoken(TEXTS, wanted=lambda document: "number 1" in document.text))
+    some = list(iter_spoken(TEXTS, is_used=lambda document: "number 1" in document.text))
     assert len(espeak) == len(some) == PER_DOCUMENT
     names = {clip.document.name for clip in some}
     assert len(names) == 1

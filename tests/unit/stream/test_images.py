@@ -114,7 +114,7 @@ def test_sides_are_disjoint_and_n_images_takes_the_first(tmp_path, vit):
 
     fit, held_out = documents(side="fit"), documents(side="held-out")
     assert sorted(fit + held_out) == list(range(30))
-    assert fit[:5] == documents(side="fit", n_images=5)
+    assert fit[:5] == documents(side="fit", n_texts=5)
     assert documents(side="held-out") == documents(sampling=None)
     none_held = Sampling(held_out=0.0)
     assert len(documents(sampling=none_held, side="fit")) == 30
@@ -250,4 +250,4 @@ def test_a_labelled_image_is_used_as_it_is(vit):
 
 def test_a_mistyped_side_of_images_is_refused(vit):
     with pytest.raises(BadSettings, match=r"side is 'heldout'; .* did you mean 'held-out'"):
-        next(image_batches(vit, images(4), side="heldout"))
+        next(batches_of(vit, images(4), Sampling(), side="heldout"))

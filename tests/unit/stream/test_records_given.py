@@ -9,7 +9,7 @@ import pytest
 import layerleap as ll
 from layerleap.errors import BadText, WrongModel
 from layerleap.stream.documents import iter_documents
-from layerleap.stream.pairs import iter_pairs
+from layerleap.stream.text_pairs import iter_pairs
 from tiny_models import sentences, tiny
 
 TEXTS = sentences(24)

@@ -277,4 +277,4 @@ def test_the_words_of_the_tests_are_known(whisper):
 
 def test_a_mistyped_side_of_clips_is_refused(whisper):
     with pytest.raises(BadSettings, match=r"side is 'Fit'; .* did you mean 'fit'"):
-        next(sound_batches(whisper, [clip()], side="Fit"))
+        next(batches_of(whisper, [clip()], Sampling(), side="Fit"))

@@ -1,6 +1,7 @@
 """Tasks: labelled examples from anywhere, in the tokens of a model, drawn by a seed."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import layerleap as ll
 from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.stream.tasks import bundled, draw, encode, load, names
+from layerleap.stream.tasks import draw, encode, load, names
 from layerleap.stream.tasks.draw import shuffled, still_right
 from layerleap.stream.tasks.prompts import Piece
 from layerleap.stream.tasks.task import Task, make_task
@@ -52,7 +53,7 @@ def test_bundled_reviews_are_short_ones_that_no_bundled_model_was_trained_on(tmp
     long = [f"{text} {'and so on ' * 20}" for text in texts]
     rows = [{"text": text, "label": n % 2} for n, text in enumerate(texts + long)]
     file = write(tmp_path / "reviews.jsonl", "\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(bundled, "fetch", lambda _: file)
+    monkeypatch.setattr(sys.modules[load.__module__], "fetch", lambda _: file)
     found = [example.text for example in load("reviews").examples]
     assert found == [text for text in texts if is_held_out(text)]
     assert 20 < len(found) < 100

@@ -10,8 +10,9 @@ import layerleap as ll
 from layerleap.lens.lens import Lens
 from layerleap.stream import split
 from layerleap.stream.documents import Document
-from layerleap.zoo.reviews import bert_reviews, is_held_out, iter_reviews
-from layerleap.zoo.small_bert import BertSettings, shuffled_batches
+from layerleap.zoo.reviews import is_held_out, iter_reviews
+from layerleap.zoo.small_bert import BertSettings, bert_reviews
+from layerleap.zoo.training_loop import shuffled_batches
 
 WORDS = [
     "the",

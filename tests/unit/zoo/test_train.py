@@ -14,7 +14,8 @@ from layerleap.zoo import download, fetch, inventory
 from layerleap.zoo.catalog import CATALOG
 from layerleap.zoo.linear_head import at_size, fit_head, with_head
 from layerleap.zoo.small_vit import VitSettings, train_vit
-from layerleap.zoo.train import RECIPES, accuracy, dinov2_mnist, train, vit_mnist
+from layerleap.zoo.train import RECIPES, dinov2_mnist, train, vit_mnist
+from layerleap.zoo.training_loop import accuracy
 from media import sets
 
 QUICK = VitSettings(layers=2, d_model=16, heads=2, epochs=2, batch=16)

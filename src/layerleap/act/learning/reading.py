@@ -94,16 +94,14 @@ def read_delta(
 
 def _change(transformer: Transformer, delta: Delta, block: int, kind: str) -> Tensor:
     """The change of the vectors of one kind: (n, d_model)."""
-    if kind == "ffn.value":
-        ffn = feed_forward(transformer, block)
-        weight = _tensor(delta, ffn.path, block, kind)
-        return weight.T if ffn.is_transposed else weight
     rows = _rows(transformer, block, kind)
     picked = rows.pick(_tensor(delta, rows.path, block, kind))
-    return picked.T if kind == "attn.o" else picked
+    return picked.T if kind in ("ffn.value", "attn.o") else picked
 
 
 def _rows(transformer: Transformer, block: int, kind: str) -> Rows:
+    if kind == "ffn.value":
+        return feed_forward(transformer, block).down
     if kind.startswith("ffn."):
         keys = ffn_keys(transformer, block)
         if kind not in keys.rows:

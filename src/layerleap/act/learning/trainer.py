@@ -46,9 +46,9 @@ from layerleap.stats.tally import Saver, interrupts_wait
 from layerleap.stats.tensor_file import TensorFile, require_same_run
 from layerleap.stream.examples import Sampling, longest_input
 from layerleap.stream.source import default_text, resolve_text
-from layerleap.stream.windows import token_stream, windows
+from layerleap.stream.tokens import token_stream, windows
 from layerleap.zoo.small_lm import lm_loss
-from layerleap.zoo.small_vit import warmup_cosine
+from layerleap.zoo.training_loop import warmup_cosine
 
 CHECKPOINT = TensorFile("finetuning", 1)
 BETAS, EPSILON = (0.9, 0.95), 1e-8  # of AdamW

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings, ModelRefused, UnknownModel, first_line
 from layerleap.files import read_json
-from layerleap.models.load import Tell, load, locate
+from layerleap.models.load import load, locate
 from layerleap.models.transformer import Transformer
+from layerleap.zoo.download import Tell
 
 SLOTS = 2  # blocks of the window: one for each model
 PIECE_BYTES = 2**26  # of an embedding that is read at a time

@@ -23,10 +23,10 @@ from layerleap.lens.compare.moved import Moved
 from layerleap.lens.compare.pair import ModelPair, Pieces, Place, open_pair
 from layerleap.lens.vocabulary.settings import Inverse
 from layerleap.models.facts import KINDS
-from layerleap.models.load import Tell
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import vectors
 from layerleap.progress import Progress, reporting
+from layerleap.zoo.download import Tell
 
 PIECE = 2**23  # numbers that are compared at a time
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings
 from layerleap.lens.compare.checkpoint import NoWindow, Window
-from layerleap.models.load import Tell, load
+from layerleap.models.load import load
 from layerleap.models.transformer import Transformer
+from layerleap.zoo.download import Tell
 
 Source = Transformer | str | Path
 Place = tuple[Transformer, int]  # a wrapped model and one of its blocks

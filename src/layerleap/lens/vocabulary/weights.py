@@ -37,7 +37,7 @@ from layerleap.results.base import Result
 from layerleap.results.cells import Cell, Grid, tokens_cell
 from layerleap.results.columns import Row, Table
 from layerleap.results.head import PageHead
-from layerleap.stream.counts import frequent_tokens
+from layerleap.stream.tokens import frequent_tokens
 
 KEYS = ("ffn.key", "ffn.gate", "ffn.up")
 

@@ -107,22 +107,22 @@ def branch(tree: Tree, value: Tensor, query: int | None, key: int | None) -> Ten
 def compare(passes: tuple[list[BlockArguments], list[BlockArguments]]) -> Axes:
     """The axes behind two passes of different lengths."""
     specs = []
-    for one, two in zip(*passes, strict=True):
-        if set(one.arguments) != set(two.arguments):
+    for first, second in zip(*passes, strict=True):
+        if set(first.arguments) != set(second.arguments):
             raise ModelRefused("a block is called with different arguments from pass to pass")
-        pairs = {name: (value, two.arguments[name]) for name, value in one.arguments.items()}
-        specs.append({name: _spec(*pair, one, two) for name, pair in pairs.items()})
+        pairs = {name: (value, second.arguments[name]) for name, value in first.arguments.items()}
+        specs.append({name: _spec(*pair, first, second) for name, pair in pairs.items()})
     return Axes(tuple(specs))
 
 
-def _spec(a: Any, b: Any, one: BlockArguments, two: BlockArguments) -> Spec:
+def _spec(a: Any, b: Any, first: BlockArguments, second: BlockArguments) -> Spec:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         sizes = list(zip(a.shape, b.shape, strict=True)) if a.dim() == b.dim() else []
-        query = _dimension(sizes, (one.queries, two.queries))
-        key = _dimension(sizes, (one.keys, two.keys))
+        query = _dimension(sizes, (first.queries, second.queries))
+        key = _dimension(sizes, (first.keys, second.keys))
         return None if query is None and key is None else (query, key)
     if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
-        specs = [_spec(x, y, one, two) for x, y in zip(a, b, strict=True)]
+        specs = [_spec(x, y, first, second) for x, y in zip(a, b, strict=True)]
         return specs if any(spec is not None for spec in specs) else None
     return None
 

@@ -37,10 +37,10 @@ class BatchCursor(Cursor):
         """Add the text of another cursor of the same model, known here by number `text`."""
         if text in self._owners or cursor.waiting or not cursor.length:
             raise BadSettings(f"text {text} has joined already, or has not been run yet")
-        for own, other in zip(self.cache.layers, cursor.cache.layers, strict=True):
+        for joint, other in zip(self.cache.layers, cursor.cache.layers, strict=True):
             assert other.keys is not None
             assert other.values is not None
-            own.update(other.keys, other.values)
+            joint.update(other.keys, other.values)
         self.ids += cursor.ids
         self._owners += (text,) * cursor.length
         self._owned += tuple(range(cursor.length))
@@ -48,12 +48,12 @@ class BatchCursor(Cursor):
 
     def leave(self, text: int) -> None:
         """Forget a text, so that passes no longer have to skip its keys."""
-        kept = [n for n, owner in enumerate(self._owners) if owner != text]
+        others = [n for n, owner in enumerate(self._owners) if owner != text]
         for layer in self.cache.layers:
-            layer.gather(0, torch.tensor(kept, dtype=torch.long, device=layer.device))
-        self.ids = [self.ids[n] for n in kept]
-        self._owners = tuple(self._owners[n] for n in kept)
-        self._owned = tuple(self._owned[n] for n in kept)
+            layer.gather(0, torch.tensor(others, dtype=torch.long, device=layer.device))
+        self.ids = [self.ids[n] for n in others]
+        self._owners = tuple(self._owners[n] for n in others)
+        self._owned = tuple(self._owned[n] for n in others)
 
     def lengths(self) -> Counter[int]:
         """By text, how many of its tokens are kept."""
@@ -118,7 +118,7 @@ class BatchCursor(Cursor):
 
     def _for_nodes(self, n: int, values: Mapping[int, int]) -> list[int]:
         """The value of each text, for each of its new nodes; the last node may be repeated."""
-        by_node = [values[text] for text, own in self._trees.items() for _ in own.ids]
+        by_node = [values[text] for text, tree in self._trees.items() for _ in tree.ids]
         return by_node + by_node[-1:] * (n - len(by_node))
 
 

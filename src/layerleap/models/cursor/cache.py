@@ -96,7 +96,7 @@ class RaggedCache(DynamicCache):
             raise BadSettings(
                 f"got a cache of {len(other.layers)} layers; this model has {len(self.layers)}"
             )
-        for own, layer in zip(self.layers, other.layers, strict=True):
+        for mine, layer in zip(self.layers, other.layers, strict=True):
             keys, values = layer.keys, layer.values
             is_whole = keys is not None and keys.shape[-2] == layer.get_seq_length()
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not is_whole:
@@ -107,13 +107,13 @@ class RaggedCache(DynamicCache):
                 )
             if keys.shape[0] != 1:
                 raise BadSettings(f"got a cache of {keys.shape[0]} texts; decode them one by one")
-            own.update(keys, values)
+            mine.update(keys, values)
 
     def give(self, other: Cache) -> None:
         """Copy everything into one of transformers' caches, replacing what it had."""
         while len(other.layers) < len(self.layers) and other.layer_class_to_replicate is not None:
             other.layers.append(other.layer_class_to_replicate())  # made when first used
-        for own, layer in zip(self.layers, other.layers, strict=True):
+        for mine, layer in zip(self.layers, other.layers, strict=True):
             layer.reset()
-            if own.keys is not None and own.values is not None:
-                layer.update(own.keys.clone(), own.values.clone())
+            if mine.keys is not None and mine.values is not None:
+                layer.update(mine.keys.clone(), mine.values.clone())

@@ -153,8 +153,14 @@ class Cursor:
         if tree is not None and not tree.is_chain and (self.waiting or watch):
             raise BadSettings("a tree cannot be entered while positions wait, and cannot wait")
         self._take_packed(is_prompt=not isinstance(new, Tree) and len(new) > 1)
-        before = [layer.length for layer in self.cache.layers], dict(self._waiting), self.length
-        self._begin_pass(tree, watch, frozenset(checks), carry)
+        lengths = [layer.length for layer in self.cache.layers]
+        waiting, n_ids = dict(self._waiting), self.length
+        self.block, self._n_new = 0, 0 if tree is None else len(tree)
+        self._watch, self._checks, self._carry = watch, frozenset(checks), carry
+        self._exit: tuple[int, Tensor] | None = None
+        self._arrange = None if tree is None else self._arrangement(tree)
+        self._fitted: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self.called = []
         self._is_running, self.cache.cursor = True, self
         is_rowwise = self._rowwise and isinstance(new, Tree) and len(new) > 1
         self.attention = RowByRow()
@@ -164,9 +170,9 @@ class Cursor:
         except StopPass:
             pass
         except BaseException:  # an interruption too: half a pass must not count as one
-            self._waiting = before[1]
-            del self.ids[before[2] :]
-            for layer, length in zip(self.cache.layers, before[0], strict=True):
+            self._waiting = waiting
+            del self.ids[n_ids:]
+            for layer, length in zip(self.cache.layers, lengths, strict=True):
                 layer.set_length(length)
             raise
         finally:
@@ -189,20 +195,6 @@ class Cursor:
         positions = torch.tensor(self._positions[-n:])
         prompts = None if self.prompt is None else torch.full((n,), self.prompt)
         return Rows(torch.full((n,), self.text), positions, prompts)
-
-    def _begin_pass(
-        self,
-        tree: Tree | None,
-        watch: StopCheck | None,
-        checks: frozenset[int],
-        carry: Carry | None,
-    ) -> None:
-        self.block, self._n_new = 0, 0 if tree is None else len(tree)
-        self._watch, self._checks, self._carry = watch, checks, carry
-        self._exit: tuple[int, Tensor] | None = None
-        self._arrange = None if tree is None else self._arrangement(tree)
-        self._fitted: dict[tuple[int, int], tuple[Any, Any]] = {}
-        self.called = []
 
     def _call_model(self, tree: Tree | None) -> None:
         begin = self.cache.layers[-1].length

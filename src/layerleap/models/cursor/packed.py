@@ -93,21 +93,18 @@ class Packed:
         modules: Sequence[nn.Linear],
         verified: Mapping[torch.Size, frozenset[int]] | None = None,
     ) -> None:
-        """Copy the weights, and verify the products of every shape.
+        """Copy the weights, and verify the products of every shape, except those known as right.
 
-        Args:
-            layout: how they are packed.
-            modules: whose weights are copied.
-            verified: by shape, the sizes that are known to give the right product.
+        `verified` are these: by shape, the numbers of rows whose product is right.
         """
         self.layout, self.dtype = layout, modules[0].weight.dtype
         self.is_paused = False  # products are those of the weights themselves
         self.keeps_bits = True  # rows have the bits of products of one row, in bfloat16
-        shapes = {one.weight.shape for one in modules} if self.dtype == torch.bfloat16 else ()
+        shapes = {module.weight.shape for module in modules} if self.dtype == torch.bfloat16 else ()
         steps = {shape: _steps(layout, *shape, self.dtype) for shape in shapes}
         self._copies = [
-            _Copy(one, self._pack(one), _checksum(one), steps.get(one.weight.shape, ()))
-            for one in modules
+            _Copy(module, self._pack(module), _checksum(module), steps.get(module.weight.shape, ()))
+            for module in modules
         ]
         self.verified = self._verify(verified or {})
         self.sizes = tuple(sorted(frozenset.intersection(*self.verified.values())))
@@ -115,14 +112,10 @@ class Packed:
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, sizes: Collection[int] | None = None) -> "Packed | None":
-        """The copies; None if they would not be faster, or memory is short.
+        """The copies, shared by all users of a model; None if not faster, or memory is short.
 
-        The copies of one model are shared.
-
-        Args:
-            model: any.
-            sizes: the numbers of rows to use them for, if their products are correct; those that
-                are faster when None.
+        They are used for the numbers of rows in `sizes`, if their products are correct; for those
+        that are faster when None.
         """
         with hooks_of(model).lock:
             modules = _modules(model)
@@ -141,14 +134,11 @@ class Packed:
 
     @classmethod
     def _fastest(
-        cls,
-        modules: Sequence[nn.Linear],
-        layouts: Sequence[Layout],
-        sizes: Collection[int] | None,
+        cls, modules: Sequence[nn.Linear], layouts: Sequence[Layout], sizes: Collection[int] | None
     ) -> "Packed | None":
         sample = _sample(modules)
         trials = [cls(layout, sample) for layout in layouts]
-        best = min(trials, key=lambda one: one._seconds(TYPICAL))
+        best = min(trials, key=lambda trial: trial._seconds(TYPICAL))
         useful = best._useful_sizes() if sizes is None else set(sizes)
         del trials
         if not useful:
@@ -164,10 +154,10 @@ class Packed:
         self, verified: Mapping[torch.Size, frozenset[int]]
     ) -> dict[torch.Size, frozenset[int]]:
         """By shape of weight, the sizes that give the right product: verified, not assumed."""
-        shapes = {one.module.weight.shape: one for one in self._copies}
+        shapes = {copy.module.weight.shape: copy for copy in self._copies}
         return {
-            shape: verified.get(shape) or frozenset(_correct_sizes(self, one))
-            for shape, one in shapes.items()
+            shape: verified.get(shape) or frozenset(_correct_sizes(self, copy))
+            for shape, copy in shapes.items()
         }
 
     def _useful_sizes(self) -> set[int]:
@@ -182,17 +172,17 @@ class Packed:
 
     def _seconds(self, n: int, *, plain: bool = False) -> float:
         """Seconds to multiply all weights by n rows: the fastest of a few repeats."""
-        weights = [one.module.weight for one in self._copies]
+        weights = [copy.module.weight for copy in self._copies]
         rows = {w.shape[1]: torch.ones(1, n, w.shape[1], dtype=w.dtype) for w in weights}
         best = float("inf")
         for _ in range(REPEATS):
             started = time.perf_counter()
-            for one in self._copies:
-                module, x = one.module, rows[one.module.in_features]
+            for copy in self._copies:
+                module, x = copy.module, rows[copy.module.in_features]
                 if plain:
                     nn.functional.linear(x, module.weight, module.bias)
                 else:
-                    _product(self, one, x, n)
+                    _product(self, copy, x, n)
             best = min(best, time.perf_counter() - started)
         return best
 
@@ -210,17 +200,17 @@ class Packed:
         if torch.is_autocast_enabled("cpu"):  # products are computed in another dtype
             return
         sizes, thread, hooks = frozenset(self.sizes), get_ident(), hooks_of(model)
-        for one in self._copies:
-            weight = one.module.weight
-            if not _is_plain(one.module) or hooks.instance_forward(one.module) is not None:
+        for copy in self._copies:
+            weight = copy.module.weight
+            if not _is_plain(copy.module) or hooks.instance_forward(copy.module) is not None:
                 continue  # moved or adapted since
-            if hooks.is_reweighted(one.module):
+            if hooks.is_reweighted(copy.module):
                 continue  # it computes with other weights
             if weight.dtype != self.dtype:
                 continue  # cast since
-            if not torch.equal(checksum := _checksum(one.module), one.checksum):
-                one.packed, one.checksum = self._pack(one.module), checksum
-            yield one.module, Tap(forward=partial(_forward, self, one, sizes, thread))
+            if not torch.equal(checksum := _checksum(copy.module), copy.checksum):
+                copy.packed, copy.checksum = self._pack(copy.module), checksum
+            yield copy.module, Tap(forward=partial(_forward, self, copy, sizes, thread))
 
 
 _PACKED: "WeakKeyDictionary[nn.Module, dict[torch.dtype, Packed | None]]" = WeakKeyDictionary()
@@ -237,7 +227,7 @@ def _modules(model: nn.Module) -> list[nn.Linear]:
         and hooks.instance_forward(module) is None  # adapted or offloaded: it runs its own code
     ]
     largest = max(modules, key=lambda module: module.weight.numel(), default=None)
-    return [one for one in modules if largest and one.weight.dtype == largest.weight.dtype]
+    return [m for m in modules if largest is not None and m.weight.dtype == largest.weight.dtype]
 
 
 def _bytes(modules: Sequence[nn.Linear]) -> int:
@@ -267,38 +257,38 @@ def _checksum(module: nn.Linear) -> Tensor:
     return torch.cat([torch.mv(part.float(), fixed) for part in module.weight.split(256)])
 
 
-def _correct_sizes(packed: Packed, one: _Copy) -> Iterator[int]:
-    weight = one.module.weight
-    bias = None if one.module.bias is None else one.module.bias.float()
+def _correct_sizes(packed: Packed, copy: _Copy) -> Iterator[int]:
+    weight = copy.module.weight
+    bias = None if copy.module.bias is None else copy.module.bias.float()
     generator = torch.Generator().manual_seed(weight.shape[1])
     rows = torch.randn(MOST_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
     expected = nn.functional.linear(rows.float(), weight.float(), bias)
     for n in range(1, MOST_ROWS + 1):
-        product = _forward(packed, one, frozenset([n]), get_ident(), rows[None, :n])[0]
+        product = _forward(packed, copy, frozenset([n]), get_ident(), rows[None, :n])[0]
         error = (product.float() - expected[:n]).norm()
         if error <= TOLERANCE[weight.dtype] * expected[:n].norm():
             yield n
 
 
-def _forward(packed: Packed, one: _Copy, sizes: frozenset[int], thread: int, x: Tensor) -> Tensor:
-    weight, bias = one.module.weight, one.module.bias
+def _forward(packed: Packed, copy: _Copy, sizes: frozenset[int], thread: int, x: Tensor) -> Tensor:
+    weight, bias = copy.module.weight, copy.module.bias
     n = x.numel() // x.shape[-1]
     is_ours = thread == get_ident() and not torch.is_grad_enabled() and not packed.is_paused
     if n not in sizes or not is_ours or x.dtype != weight.dtype:
         return nn.functional.linear(x, weight, bias)
-    return _product(packed, one, x, n)
+    return _product(packed, copy, x, n)
 
 
-def _product(packed: Packed, one: _Copy, x: Tensor, n: int) -> Tensor:
-    weight, bias, layout = one.module.weight, one.module.bias, packed.layout
-    if not (packed.keeps_bits and one.steps) or n in one.steps:
-        return layout.multiply(one.packed, weight, bias, x, n)
+def _product(packed: Packed, copy: _Copy, x: Tensor, n: int) -> Tensor:
+    weight, bias, layout = copy.module.weight, copy.module.bias, packed.layout
+    if not (packed.keeps_bits and copy.steps) or n in copy.steps:
+        return layout.multiply(copy.packed, weight, bias, x, n)
     sizes, left = [], n
     while left:
-        sizes.append(max(step for step in one.steps if step <= left))
+        sizes.append(max(step for step in copy.steps if step <= left))
         left -= sizes[-1]
     parts = [
-        layout.multiply(one.packed, weight, bias, rows, rows.shape[1])
+        layout.multiply(copy.packed, weight, bias, rows, rows.shape[1])
         for rows in x.reshape(1, n, -1).split(sizes, 1)
     ]
     return torch.cat(parts, 1).reshape(*x.shape[:-1], -1)

@@ -45,18 +45,11 @@ class RowByRow:
         if self._keys is None or len(query) > 1:
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         self.n_split += 1
-        rows = [
-            function(
-                module,
-                query[:, :, n : n + 1],
-                key[:, :, keys],
-                value[:, :, keys],
-                None,
-                *args,
-                **kwargs,
-            )[0]
-            for n, keys in enumerate(self._keys)
-        ]
+        rows = []
+        for n, keys in enumerate(self._keys):
+            visible = key[:, :, keys], value[:, :, keys]
+            row = function(module, query[:, :, n : n + 1], *visible, None, *args, **kwargs)
+            rows.append(row[0])
         return torch.cat(rows, 1), None
 
 

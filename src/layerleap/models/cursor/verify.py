@@ -106,14 +106,14 @@ def _batch_gap(transformer: Transformer, axes: Axes, ids: list[int]) -> float:
     """How far states move when another text shares the pass; 0 up to rounding."""
     texts = {0: ids[:5], 1: ids[:1:-1]}
     alone, batch = {}, BatchCursor(transformer, axes)
-    for text, own in texts.items():
+    for text, tokens in texts.items():
         with Cursor(transformer, axes) as cursor:
-            alone[text] = cursor.run(own).h[-2:]
-            cursor.cut(len(own) - 2)
+            alone[text] = cursor.run(tokens).h[-2:]
+            cursor.cut(len(tokens) - 2)
             batch.join(text, cursor)
     try:
         with batch:
-            h = batch.run_all({text: Tree.chain(own[-2:]) for text, own in texts.items()})
+            h = batch.run_all({text: Tree.chain(tokens[-2:]) for text, tokens in texts.items()})
     except (RuntimeError, ModelRefused):  # as for trees
         return float("inf")
     return max(row_gap(h[text], alone[text]) for text in texts)

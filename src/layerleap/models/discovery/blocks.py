@@ -44,7 +44,7 @@ def find_blocks(
     outermost = [
         chain
         for chain in chains
-        if not any(other is not chain and _contains(other, chain) for other in chains)
+        if not any(call.contains(chain[0]) for other in chains for call in other)
     ]
     if not outermost:
         raise ModelRefused(
@@ -70,7 +70,3 @@ def _chain(items: nn.Module, calls: Sequence[Call]) -> tuple[Call, ...]:
         if before.end > after.start or not is_same(after.takes, before.gives):
             return ()
     return chain
-
-
-def _contains(outer: tuple[Call, ...], inner: tuple[Call, ...]) -> bool:
-    return any(call.contains(inner[0]) for call in outer)

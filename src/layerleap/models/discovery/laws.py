@@ -21,6 +21,7 @@ does not depend on its neighbours. By how much it does is then part of the model
 all results carry. The other laws say that what is read is the model itself, and are never loosened.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -67,7 +68,7 @@ class LawResults(Result, list[LawResult]):
         Table(
             "laws",
             "",
-            lambda results: [one.to_dict() for one in results],
+            lambda results: [result.to_dict() for result in results],
             (
                 Column("law"),
                 Column("status", "result", colours=STATUS_COLOURS),
@@ -81,10 +82,10 @@ class LawResults(Result, list[LawResult]):
         return f"LawResults({', '.join(self._counts())})"
 
     def _counts(self) -> list[str]:
-        found = [one.status for one in self]
-        words = {"holds": "hold", "fails": "fail", "loosened": "loosened"}
-        counts = [f"{found.count(s)} {words.get(s, s)}" for s in STATUS_COLOURS]  # type: ignore[arg-type]
-        return [each for each in counts if each != "0 loosened"]
+        numbers: Counter[str] = Counter(result.status for result in self)
+        words = {"holds": "hold", "fails": "fail"}
+        shown = [status for status in STATUS_COLOURS if numbers[status] or status != "loosened"]
+        return [f"{numbers[status]} {words.get(status, status)}" for status in shown]
 
     def headline(self) -> str:
         """How many laws hold, fail and do not apply."""
@@ -106,7 +107,7 @@ class _Case:
         return cls(transformer, inputs, transformer.model(**inputs).logits)
 
     @cached_property
-    def seen(self) -> Capture:
+    def captured(self) -> Capture:
         """All states, and what each part adds to them, of the same inputs: from one pass."""
         sites = [
             (block, name)
@@ -119,7 +120,7 @@ class _Case:
     @cached_property
     def read(self) -> tuple[Tensor, Tensor]:
         """The rows that the tail reads of the last layer, and the logits that it gives them."""
-        return _read(self.transformer, self.seen.states[self.transformer.n_layers])
+        return _read(self.transformer, self.captured.states[self.transformer.n_layers])
 
 
 @torch.inference_mode()
@@ -148,8 +149,8 @@ def require(transformer: Transformer, laws: Laws = "strict") -> None:
     failed = [result for result in verdicts(transformer) if result.status == "fails"]
     names = {result.law for result in failed}
     if failed and laws == "loose" and names <= LOOSENED:
-        found = tuple((result.law, result.detail) for result in failed)
-        transformer.identity = replace(transformer.identity, loosened=found)
+        loosened = tuple((result.law, result.detail) for result in failed)
+        transformer.identity = replace(transformer.identity, loosened=loosened)
     elif failed:
         name = type(transformer.model).__name__
         reasons = "; ".join(f"law '{result.law}' failed: {result.detail}" for result in failed)
@@ -171,12 +172,12 @@ def check(model: nn.Module | Transformer, *, laws: Laws = "strict", **paths: Any
     if isinstance(model, Transformer):
         return LawResults(verdicts(model))
     try:
-        found = verdicts(Transformer.wrap(model, check=False, **paths))
+        results = verdicts(Transformer.wrap(model, check=False, **paths))
         return LawResults(
-            replace(one, status="loosened")
-            if laws == "loose" and one.status == "fails" and one.law in LOOSENED
-            else one
-            for one in found
+            replace(result, status="loosened")
+            if laws == "loose" and result.status == "fails" and result.law in LOOSENED
+            else result
+            for result in results
         )
     except LayerleapError as error:
         return LawResults([LawResult("discovery", "fails", str(error))])
@@ -229,7 +230,7 @@ def _repeated(case: _Case, n_left: int) -> dict[str, Verdict]:
 
 
 def _finite(case: _Case) -> Verdict:
-    states = case.seen.states
+    states = case.captured.states
     bad = [layer for layer, h in states.items() if not torch.isfinite(h).all()]
     if bad:
         return False, f"NaN or infinite states at layers {bad}"
@@ -241,14 +242,14 @@ def _finite(case: _Case) -> Verdict:
 def _tail(case: _Case) -> Verdict:
     """At two lengths: a head may read a position that only happens to fit one of them."""
     transformer, last = case.transformer, case.transformer.n_layers
-    found = [(case.read[1], case.logits)]
+    pairs = [(case.read[1], case.logits)]
     if transformer.kind != "image-class":
         inputs = probe(transformer.model, rows=1, seed=11, n_tokens=N_TOKENS + 4)
         longer = transformer.capture(inputs, layers=[last], logits=True)
         assert longer.logits is not None
-        found.append((_read(transformer, longer.states[last])[1], longer.logits))
+        pairs.append((_read(transformer, longer.states[last])[1], longer.logits))
     error = max(
-        row_gap(ours, theirs.reshape(-1, ours.shape[-1]), centre=True) for ours, theirs in found
+        row_gap(ours, theirs.reshape(-1, ours.shape[-1]), centre=True) for ours, theirs in pairs
     )
     path = " -> ".join(str(step) for step in transformer.tail)
     return error <= rounding(case.logits), f"{path} (off by {error:.1e})"
@@ -265,7 +266,8 @@ def _parts(case: _Case) -> Verdict:
     unknown = [a for a in transformer.anatomy if isinstance(a, str)]
     if unknown:
         return None, f"no sites in {len(unknown)} blocks: {unknown[0]}; layers can still be read"
-    worst = max(parts_error(transformer, b, case.seen.states, case.seen.sites) for b in blocks)
+    captured = case.captured
+    worst = max(parts_error(transformer, b, captured.states, captured.sites) for b in blocks)
     anatomy = transformer.anatomy[0]
     assert isinstance(anatomy, Anatomy)
     scale = "" if anatomy.scale == 1 else f", scaled by {anatomy.scale:.4g}"
@@ -315,9 +317,9 @@ def _padding(case: _Case) -> Verdict:
     alone = transformer.capture(ids[:1, :n])
     both = transformer.capture({"input_ids": ids, "attention_mask": mask})
     worst = max(
-        row_gap(own, h[0])
-        for layer, h in alone.states.items()
-        for own in (both.states[layer][0, :n], both.states[layer][2, -n:])
+        row_gap(h, single[0])
+        for layer, single in alone.states.items()
+        for h in (both.states[layer][0, :n], both.states[layer][2, -n:])
     )
     # Some families (MPT) compute their position bias in float32, whatever the model's dtype.
     allowed = max(rounding(alone.states[0]), 1e-6)

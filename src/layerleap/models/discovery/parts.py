@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.errors import ModelRefused, check_choice
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
 
@@ -49,23 +49,22 @@ def replaceable(
     for block in range(1, transformer.n_layers + 1) if kinds else ():
         parts = _parts(transformer, block)
         for kind in kinds:
-            own = [part for part in parts if part.kind == kind]
-            if not own:
+            members = [part for part in parts if part.kind == kind]
+            if not members:
                 raise ModelRefused(
                     f"block {block} of {transformer.identity.name} has no {kind} to replace: its "
                     f"parts are {', '.join(part.part for part in parts)}; leave {kind} out"
                 )
-            by_kind[kind] += own
+            by_kind[kind] += members
     _check_widths(transformer, list(itertools.chain(*by_kind.values())))
-    return {kind: tuple(own) for kind, own in by_kind.items()}
+    return {kind: tuple(members) for kind, members in by_kind.items()}
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     """The kinds as a tuple, if they all exist."""
     kinds = tuple(kinds)
     for kind in kinds:
-        if kind not in KINDS:
-            raise BadSettings(f"unknown kind of parts {kind!r}; expected {', '.join(KINDS)}")
+        check_choice(kind, KINDS, "the kind of parts")
     return kinds
 
 
@@ -96,7 +95,7 @@ def _check_widths(transformer: Transformer, parts: Sequence[BlockPart]) -> None:
     captured = transformer.capture(probe(transformer.model, rows=1), layers=[], sites=sites)
     for part in parts:
         before, after = (captured.sites[site].shape[-1] for site in part.sites)
-        if before != transformer.d_model or after != transformer.d_model:
+        if {before, after} != {transformer.d_model}:
             raise ModelRefused(
                 f"{part.part} of block {part.block} of {transformer.identity.name} takes {before} "
                 f"numbers and gives {after}; expected {transformer.d_model} for both; leave "

@@ -65,18 +65,16 @@ def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
     parts = _parts(block, inside, norms)
     if isinstance(parts, str):
         return parts
-    best: Anatomy | None = None
+    errors = []
     for outputs in itertools.product(*(_contributions(part, after, block) for part in parts)):
         candidate = _Candidate(block, parts, outputs, norms)
-        for anatomy in (candidate.additive(), candidate.post_norm()):
-            if anatomy and anatomy.error <= 1:
+        for anatomy in filter(None, (candidate.additive(), candidate.post_norm())):
+            if anatomy.error <= 1:
                 return replace(anatomy, **candidate.sites(anatomy.style))
-            if anatomy and (best is None or anatomy.error < best.error):
-                best = anatomy
-    closest = (
-        f"; the closest sum is off by {best.error:.2g} times what rounding explains" if best else ""
-    )
-    return f"{', '.join(part.name for part in parts)} do not add up to the block{closest}"
+            errors.append(anatomy.error)
+    reason = f"{', '.join(part.name for part in parts)} do not add up to the block"
+    closest = "; the closest sum is off by {:.2g} times what rounding explains"
+    return reason + (closest.format(min(errors)) if errors else "")
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -174,11 +172,6 @@ def _as_state(call: Call, block: Call) -> Tensor | None:
     return value.reshape(block.gives.shape).to(block.gives.device)
 
 
-def _best_scale(change: Tensor, values: list[Tensor]) -> float:
-    total = torch.stack([value.double() for value in values]).sum(0)
-    return ((total * change).sum() / total.square().sum().clamp_min(1e-300)).item()
-
-
 @dataclass(frozen=True, eq=False)
 class _Candidate:
     """One way in which the parts of a block may add up."""
@@ -197,7 +190,9 @@ class _Candidate:
         plain = self._anatomy("sequential", sum_error(after, [before, *values]))
         if plain.error <= 1:
             return plain
-        scale = _best_scale(after.double() - before.to(after.device).double(), values)
+        change = after.double() - before.to(after.device).double()
+        total = torch.stack([value.double() for value in values]).sum(0)
+        scale = ((total * change).sum() / total.square().sum().clamp_min(1e-300)).item()
         scaled = [before.double(), *(scale * value.double() for value in values)]
         return replace(plain, scale=scale, error=sum_error(after, scaled))
 

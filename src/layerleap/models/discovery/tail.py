@@ -62,15 +62,14 @@ def find_tail(
     """
     caps = _caps(model)
     later = _later_calls(calls, last_block, paths)
-    refused: ModelRefused | None = None
+    errors = []
     # What runs first may be a side branch, such as a pooled state that no one asked for.
     for start in range(max(1, len(later)) if paths is None else 1):
         try:
             return _follow(type(model).__name__, later[start:], last_block, logits, caps, paths)
         except ModelRefused as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            errors.append(error)
+    raise errors[0]
 
 
 def _follow(
@@ -127,13 +126,12 @@ def _later_calls(
                 f"law 'tail' failed: {missing[0]!r} does not run after the last block; {PATHS_HINT}"
             )
         return [next(call for call in later if call.path == path) for path in paths]
-    whole = [call for call in later if not _pools_inside(call)]
+    whole = []
+    for call in later:
+        dims = [value.dim() for value in (call.takes, call.gives) if value is not None]
+        if dims != [3, 2]:
+            whole.append(call)
     return [call for call in whole if not any(other.contains(call) for other in whole)]
-
-
-def _pools_inside(call: Call) -> bool:
-    dims = [value.dim() for value in (call.takes, call.gives) if value is not None]
-    return dims == [3, 2]
 
 
 def _operations(value: Tensor, target: Tensor) -> list[Step] | None:
@@ -207,19 +205,17 @@ def _scale(value: Tensor, target: Tensor) -> list[Step] | None:
 
 def _caps(model: nn.Module) -> list[float]:
     """The soft-caps of logits in the model's configuration, by whatever name."""
-    found: list[float] = []
 
-    def look(settings: dict[Any, Any]) -> None:
+    def inside(settings: dict[Any, Any]) -> Iterator[float]:
         for key, value in settings.items():
             name = str(key)
             if isinstance(value, dict):
-                look(value)
+                yield from inside(value)
             elif "cap" in name and "logit" in name and "attn" not in name and value:
-                found.append(float(value))
+                yield float(value)
 
     config = getattr(model, "config", None)
-    look({} if config is None else config.to_dict())
-    return found
+    return [] if config is None else list(inside(config.to_dict()))
 
 
 def _soft_cap(value: Tensor, logits: Tensor, caps: Sequence[float]) -> list[Step] | None:

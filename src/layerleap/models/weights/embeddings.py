@@ -96,7 +96,7 @@ def dual(vectors: Tensor, matrix: Tensor, products: Tensor | None = None) -> Ten
     Args:
         vectors: (n, d_model).
         matrix: E, (tokens, d_model).
-        products: `gram(matrix)`, if it is at hand.
+        products: `gram(matrix)`, if it was computed before.
     """
     tokens, width = matrix.shape
     if tokens < width:
@@ -124,4 +124,4 @@ def known_tokens(*matrices: Tensor, rows: int = 8192) -> Tensor:
     """
     known = [torch.cat([part.ne(0).any(1).cpu() for part in m.split(rows)]) for m in matrices]
     length = min(map(len, known))
-    return torch.stack([each[:length] for each in known]).all(0).nonzero()[:, 0]
+    return torch.stack([mask[:length] for mask in known]).all(0).nonzero()[:, 0]

@@ -13,25 +13,26 @@ rotation acts; then at the others, where the rotation of a query and of a key ca
 With grouped heads, several query heads share one key and value head.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import is_same
 from layerleap.models.discovery.probe import accepts, probe
-from layerleap.models.discovery.sites import Anatomy, attention_root
+from layerleap.models.discovery.sites import attention_root
 from layerleap.models.discovery.trace import Call, trace
 from layerleap.models.hooks.attention import attention_wrapped_by
-from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import projections
+from layerleap.models.weights.by_block import ByBlock, Find
 from layerleap.models.weights.matrices import (
     Rows,
+    after_part,
     calls_inside,
     has_matrix,
     last_call,
@@ -40,6 +41,8 @@ from layerleap.models.weights.matrices import (
 )
 from layerleap.models.weights.norms import fold_of, fold_reader, fold_writer
 from layerleap.models.weights.projections import Projection
+
+Positions = Literal["rotary", "none"]  # rotary: scores depend on the offset of two tokens
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Heads:
     n_kv_heads: int
     d_head: int  # of queries and keys
     d_value: int
-    positions: Literal["rotary", "none"]  # rotary: scores depend on the offset of two tokens
+    positions: Positions
     values: Rows
     outputs: Rows
     queries: Projection | None  # None: not verified, see `qk_reason`
@@ -69,7 +72,7 @@ class Heads:
     @property
     def is_normed(self) -> bool:
         """True if queries or keys pass a norm; scores then lack a positive factor per token."""
-        return any(each is not None and each.norm for each in (self.queries, self.keys))
+        return any(part is not None and part.norm for part in (self.queries, self.keys))
 
     def kv_head(self, head: int) -> int:
         """The key and value head that serves a head."""
@@ -141,28 +144,14 @@ class Heads:
         return _measured_rotation(transformer, self, offset).to(like.device, wide)
 
 
-_HEADS: Known[dict[int, Heads | str]] = Known()
-
-
 def heads(transformer: Transformer, block: int) -> Heads:
     """The heads of block `block` (1 to n_layers), discovered and verified once."""
-    check_block(transformer, block)
-    known = _HEADS.of(transformer, dict)
-    if block not in known:
-        _discover(transformer, [block])
-    attention = known[block]
-    if isinstance(attention, str):
-        raise ModelRefused(attention)
-    return attention
+    return _HEADS.of(transformer, block)
 
 
 def all_heads(transformer: Transformer) -> dict[int, Heads | str]:
     """The heads of every block, or why they are not known; two passes verify them all."""
-    known = _HEADS.of(transformer, dict)
-    blocks = range(1, transformer.n_layers + 1)
-    if missing := [block for block in blocks if block not in known]:
-        _discover(transformer, missing)
-    return {block: known[block] for block in blocks}
+    return _HEADS.all(transformer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,32 +186,33 @@ def _observe(transformer: Transformer, inputs: dict[str, Any], within: str) -> _
     return _Pass(calls, attended)
 
 
-def _discover(transformer: Transformer, blocks: Sequence[int]) -> None:
-    model, known = transformer.model, _HEADS.of(transformer, dict)
+def _search(transformer: Transformer, blocks: Sequence[int]) -> Find[Heads]:
+    model = transformer.model
     if model.main_input_name == "pixel_values":
-        reason = (
-            f"{transformer.identity.name} reads images, so no text of one token shows its heads"
-        )
-        known.update(dict.fromkeys(blocks, reason))
-        return
+        return partial(_refuse_images, transformer)
     within = transformer.blocks[blocks[0] - 1] if len(blocks) == 1 else ""
-    one = _observe(transformer, probe(model, rows=3, seed=29, n_tokens=1), within)
+    single = _observe(transformer, probe(model, rows=3, seed=29, n_tokens=1), within)
     several = _observe(transformer, probe(model, rows=2, seed=31), within)
-    for block in blocks:
-        try:
-            known[block] = _find(transformer, block, one, several)
-        except ModelRefused as error:
-            known[block] = str(error)  # not the error: its traceback would keep the model alive
+    return lambda block: _find(transformer, block, single, several)
 
 
-def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> Heads:
+def _refuse_images(transformer: Transformer, block: int) -> Heads:
+    raise ModelRefused(
+        f"{transformer.identity.name} reads images, so no text of one token shows its heads"
+    )
+
+
+_HEADS = ByBlock(_search)
+
+
+def _find(transformer: Transformer, block: int, single: _Pass, several: _Pass) -> Heads:
     name = transformer.identity.name
     anatomy = transformer.known_anatomy(block, "its heads are not known either")
     if "attn" not in anatomy.parts:
         raise ModelRefused(f"block {block} of {name} has no attention")
     path = transformer.blocks[block - 1]
     root = f"{path}.{attention_root(anatomy.sites['attn.out'].path)}"
-    calls = calls_inside(transformer, block, one.calls)
+    calls = calls_inside(transformer, block, single.calls)
     output = last_call(calls, f"{path}.{anatomy.sites['attn.out'].path}")
     last = next(
         (c for c in reversed(calls) if has_matrix(c.module) and is_same(c.gives, output.gives)),
@@ -234,8 +224,8 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
             f"no single matrix gives the output of attention of block {block} of {name}, or it is "
             "quantised, so its heads cannot be told apart"
         )
-    seen = one.queries_and_keys(transformer, block, root)
-    n_heads = seen[0].shape[1] if seen else _configured_heads(transformer)
+    attended = single.queries_and_keys(transformer, block, root)
+    n_heads = attended[0].shape[1] if attended else _configured_heads(transformer)
     mixed = last.takes.reshape(-1, last.takes.shape[-1])
     if not n_heads or mixed.shape[1] % n_heads:
         raise ModelRefused(
@@ -254,22 +244,23 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
             f"{split.call.path} takes {width} numbers, expected {transformer.d_model}"
         )
     norm = None if anatomy.style == "post-norm" else norm_before(split.call, calls)
-    made = Heads(
+    after = after_part(path, anatomy, "attn", last, calls)
+    attention = Heads(
         block,
         n_heads,
         split.n_kv_heads,
-        split.width,
-        split.width,
-        "none",
-        split.values,
-        outputs,
-        None,
-        None,
-        norm,
-        _after(path, anatomy, last, calls),
-        1.0 if anatomy.style == "post-norm" else anatomy.scale,
+        d_head=split.width,
+        d_value=split.width,
+        positions="none",
+        values=split.values,
+        outputs=outputs,
+        queries=None,
+        keys=None,
+        norm=norm,
+        after=None if after is None else after.path,
+        scale=anatomy.scale,
     )
-    return _with_scores(transformer, made, split, before, root, one, several)
+    return _with_scores(transformer, attention, split, before, root, single, several)
 
 
 def _configured_heads(transformer: Transformer) -> int:
@@ -279,64 +270,47 @@ def _configured_heads(transformer: Transformer) -> int:
     return next((int(n) for name in names if (n := getattr(config, name, None))), 0)
 
 
-def _after(path: str, anatomy: Anatomy, last: Call, calls: list[Call]) -> str | None:
-    """The path of a norm or scale between attention's output and the stream."""
-    if anatomy.style == "post-norm":
-        return None  # the norm takes the whole stream, not what attention adds to it
-    added = last_call(calls, f"{path}.{anatomy.adds[anatomy.parts.index('attn')].path}")
-    if is_same(added.gives, last.gives):
-        return None
-    if not is_same(added.takes, last.gives):
-        raise ModelRefused(f"law 'heads' failed: {added.path} does not take what {last.path} gives")
-    return added.path
-
-
 def _with_scores(
     transformer: Transformer,
-    made: Heads,
+    attention: Heads,
     split: projections.Split,
     before: list[Call],
     root: str,
-    one: _Pass,
+    single: _Pass,  # over texts of one token
     several: _Pass,
 ) -> Heads:
     """The same heads with queries and keys, if they can be verified; else with the reason."""
-    name, block = transformer.identity.name, made.block
-    seen = one.queries_and_keys(transformer, block, root)
-    again = several.queries_and_keys(transformer, block, root)
-    if seen is None or again is None:
-        return replace(
-            made,
-            qk_reason=f"attention of {name} does not go through transformers' attention interface, "
-            "so its queries and keys cannot be verified",
+    name, block = transformer.identity.name, attention.block
+    attended = single.queries_and_keys(transformer, block, root)
+    later = several.queries_and_keys(transformer, block, root)
+    if attended is None or later is None:
+        reason = (
+            f"attention of {name} does not go through transformers' attention interface, so its "
+            "queries and keys cannot be verified"
         )
-    queries = projections.find_projection(before, split.queries, seen[0])
-    keys = projections.find_projection(before, split.keys, seen[1])
+        return replace(attention, qk_reason=reason)
+    queries = projections.find_projection(before, split.queries, attended[0])
+    keys = projections.find_projection(before, split.keys, attended[1])
     if queries is None or keys is None:
-        which = "queries" if queries is None else "keys"
-        return replace(
-            made,
-            qk_reason=f"no matrix in block {block} of {name} gives the {which} of its attention at "
-            "the first position, with or without a norm",
+        reason = (
+            f"no matrix in block {block} of {name} gives the "
+            f"{'queries' if queries is None else 'keys'} of its attention at the first position, "
+            "with or without a norm"
         )
+        return replace(attention, qk_reason=reason)
     calls = calls_inside(transformer, block, several.calls)
     x = last_call(calls, split.call.path).takes
     assert x is not None
     query, key = queries.apply(transformer, x), keys.apply(transformer, x)
-    if not projections.agree_at_offset_0(query, key, *again):
-        return replace(
-            made,
-            qk_reason=f"law 'heads' failed for block {block} of {name}: the scores of tokens with "
-            "themselves are not those of its queries and keys",
+    if not projections.agree_at_offset_0(query, key, *later):
+        reason = (
+            f"law 'heads' failed for block {block} of {name}: the scores of tokens with themselves "
+            "are not those of its queries and keys"
         )
-    turns = not projections.is_close(query, again[0])
-    return replace(
-        made,
-        queries=queries,
-        keys=keys,
-        d_head=seen[0].shape[-1],
-        positions="rotary" if turns else "none",
-    )
+        return replace(attention, qk_reason=reason)
+    positions: Positions = "none" if projections.is_close(query, later[0]) else "rotary"
+    d_head = attended[0].shape[-1]
+    return replace(attention, queries=queries, keys=keys, d_head=d_head, positions=positions)
 
 
 def _measured_rotation(transformer: Transformer, attention: Heads, offset: int) -> Tensor:
@@ -359,13 +333,13 @@ def _measured_rotation(transformer: Transformer, attention: Heads, offset: int) 
         ) from error
     anatomy = transformer.known_anatomy(block, "its heads are not known either")
     root = f"{path}.{attention_root(anatomy.sites['attn.out'].path)}"
-    seen = turned.queries_and_keys(transformer, block, root)
+    attended = turned.queries_and_keys(transformer, block, root)
     calls = calls_inside(transformer, block, turned.calls)
     x = last_call(calls, attention.queries.rows.path).takes
-    assert seen is not None
+    assert attended is not None
     assert x is not None
     before = attention.queries.apply(transformer, x).reshape(-1, attention.d_head).double()
-    after = seen[0].reshape(-1, attention.d_head)
+    after = attended[0].reshape(-1, attention.d_head)
     rotation = torch.linalg.lstsq(before, after.double()).solution
     if not projections.is_close(before @ rotation, after):
         raise ModelRefused(
@@ -373,11 +347,3 @@ def _measured_rotation(transformer: Transformer, attention: Heads, offset: int) 
             "a rotation of those at position 0; use offset 0"
         )
     return rotation
-
-
-def each_head(transformer: Transformer) -> Iterator[tuple[Heads, int]]:
-    """Every head of every block whose heads are known, in order."""
-    for attention in all_heads(transformer).values():
-        if isinstance(attention, Heads):
-            for head in range(attention.n_heads):
-                yield attention, head

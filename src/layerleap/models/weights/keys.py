@@ -13,18 +13,18 @@ fused matrix (Phi-3) is split into halves, whichever way they lie.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from layerleap.errors import ModelRefused
-from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import is_same, rounding, row_gap
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.trace import Call, trace
 from layerleap.models.transformer import Transformer
+from layerleap.models.weights.by_block import ByBlock
 from layerleap.models.weights.matrices import Rows, calls_inside, last_call, matrix_of, norm_before
 from layerleap.models.weights.neurons import feed_forward
 
@@ -54,9 +54,11 @@ class Keys:
     @torch.no_grad()
     def coefficients(self, transformer: Transformer, x: Tensor) -> Tensor:
         """The coefficients for inputs of the FFN: (..., d_model) -> (..., n_neurons)."""
-        products = [_product(transformer, rows, x) for rows in self.rows.values()]
-        active = _activation(self.activation)(products[0])
-        return active * products[1] if len(products) == 2 else active
+        products = []
+        for rows in self.rows.values():
+            product, bias = x @ rows.of(transformer).T, rows.bias(transformer)
+            products.append(product if bias is None else product + bias)
+        return _coefficients(self.activation, products)
 
 
 @cache
@@ -65,54 +67,42 @@ def _activation(name: str) -> nn.Module:
     return module
 
 
-def _product(transformer: Transformer, rows: Rows, x: Tensor) -> Tensor:
-    bias = rows.bias(transformer)
-    product = x @ rows.of(transformer).T
-    return product if bias is None else product + bias
-
-
-_KEYS: Known[dict[int, Keys | str]] = Known()
+def _coefficients(activation: str, products: list[Tensor]) -> Tensor:
+    active: Tensor = _activation(activation)(products[0])
+    return active * products[1] if len(products) == 2 else active
 
 
 def ffn_keys(transformer: Transformer, block: int) -> Keys:
     """The keys of block `block` (1 to n_layers), discovered and verified once."""
     feed_forward(transformer, block)  # its reasons come first
-    known = _KEYS.of(transformer, dict)
-    if block not in known:
-        try:
-            known[block] = _discover(transformer, block)
-        except ModelRefused as error:
-            known[block] = str(error)  # not the error: its traceback would keep the model alive
-    keys = known[block]
-    if isinstance(keys, str):
-        raise ModelRefused(keys)
-    return keys
+    return _KEYS.of(transformer, block)
 
 
-def _discover(transformer: Transformer, block: int) -> Keys:
+def _find(transformer: Transformer, block: int) -> Keys:
     ffn = feed_forward(transformer, block)
     with transformer.itself():
         inputs = probe(transformer.model, rows=2, seed=23)
         calls, _ = trace(transformer.model, inputs, within=transformer.blocks[block - 1])
     inside = calls_inside(transformer, block, calls)
-    down = last_call(inside, ffn.path)
+    down = last_call(inside, ffn.down.path)
     assert down.takes is not None
     coefficients = down.takes.reshape(-1, ffn.n_neurons)
     before = [call for call in inside if call.end < down.start]
     best: tuple[float, Keys] | None = None
     for candidate, products in _candidates(transformer, block, before, ffn.n_neurons):
         for name in ACTIVATIONS:
-            active = _activation(name)(products[0])
-            made = active * products[1] if len(products) == 2 else active
-            gap = row_gap(made, coefficients)
+            gap = row_gap(_coefficients(name, products), coefficients)
             if gap <= rounding(coefficients) and (best is None or gap < best[0]):
                 best = gap, replace(candidate, activation=name)
     if best is None:
         raise ModelRefused(
-            f"no matrix before {ffn.path} of {transformer.identity.name}, through any known "
+            f"no matrix before {ffn.down.path} of {transformer.identity.name}, through any known "
             "activation, gives the coefficients of its neurons, so their keys cannot be read"
         )
     return best[1]
+
+
+_KEYS = ByBlock(lambda transformer, _: partial(_find, transformer))
 
 
 def _candidates(
@@ -121,13 +111,10 @@ def _candidates(
     """Matrices that may hold the keys, and what they gave: one, a pair, or halves of one."""
     singles: list[tuple[Call, Rows, Tensor]] = []
     for call in calls:
-        wide = call.gives is not None and call.gives.shape[-1] in (n, 2 * n)
-        rows = matrix_of(call) if wide else None
-        if (
-            rows is None
-            or call.gives is None
-            or rows.of(transformer).shape[1] != (transformer.d_model)
-        ):
+        if call.gives is None or call.gives.shape[-1] not in (n, 2 * n):
+            continue
+        rows = matrix_of(call)
+        if rows is None or rows.of(transformer).shape[1] != transformer.d_model:
             continue
         gives = call.gives.reshape(-1, call.gives.shape[-1])
         if gives.shape[1] == n:
@@ -147,10 +134,7 @@ def _candidates(
 
 
 def _halves(n: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    for first, second in (
-        (range(n), range(n, 2 * n)),
-        (range(0, 2 * n, 2), range(1, 2 * n, 2)),
-    ):
+    for first, second in ((range(n), range(n, 2 * n)), (range(0, 2 * n, 2), range(1, 2 * n, 2))):
         yield tuple(first), tuple(second)
         yield tuple(second), tuple(first)
 

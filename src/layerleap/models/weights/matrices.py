@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from layerleap.errors import ModelRefused
 from layerleap.models.changes import plain_tensors
 from layerleap.models.discovery.compare import is_same, rounding, row_gap
-from layerleap.models.discovery.sites import is_norm
+from layerleap.models.discovery.sites import Anatomy, is_norm
 from layerleap.models.discovery.trace import Call
 from layerleap.models.transformer import Transformer
 
@@ -47,9 +47,8 @@ class Rows:
 def calls_inside(transformer: Transformer, block: int, traced: Sequence[Call]) -> list[Call]:
     """The calls inside one block, in order of their end; a shared block runs once per layer."""
     path = transformer.blocks[block - 1]
-    run = [call for call in traced if call.path == path][
-        transformer.blocks[: block - 1].count(path)
-    ]
+    runs = [call for call in traced if call.path == path]
+    run = runs[transformer.blocks[: block - 1].count(path)]
     return sorted((call for call in traced if run.contains(call)), key=lambda call: call.end)
 
 
@@ -66,31 +65,31 @@ def has_matrix(module: nn.Module) -> bool:
 
 def matrix_of(call: Call) -> Rows | None:
     """The matrix behind a call, if it explains what the call gave; None otherwise."""
-    weight = getattr(call.module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2:
+    if not has_matrix(call.module):
         return None
     if call.takes is None or call.gives is None or not call.takes.is_floating_point():
         return None
-    check_in_memory(call, weight)
-    bias = getattr(call.module, "bias", None)
+    weight, bias = call.module.weight, getattr(call.module, "bias", None)
+    assert isinstance(weight, Tensor)
+    _check_in_memory(call, weight)
     shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
     for is_transposed in (False, True):
         rows = weight.detach().T if is_transposed else weight.detach()
         if rows.shape != (call.gives.shape[-1], call.takes.shape[-1]):
             continue
-        if row_gap(call.takes.double() @ rows.double().T + shift, call.gives) <= rounding(
-            call.gives
-        ):
+        product = call.takes.double() @ rows.double().T + shift
+        if row_gap(product, call.gives) <= rounding(call.gives):
             return Rows(call.path, is_transposed)
     return None
 
 
-def check_in_memory(call: Call, weight: Tensor) -> None:
+def _check_in_memory(call: Call, weight: Tensor) -> None:
     """Refuse weights that are offloaded, or kept as something other than numbers in a matrix."""
     if next(plain_tensors(weight)) is not weight:
         raise ModelRefused(
-            f"the weights of {call.path} are quantised ({type(weight).__name__}), so they are no "
-            "matrix to be read; load the model without quantisation for its neurons and heads"
+            f"the weights of {call.path} are quantised ({type(weight).__name__}), so they "
+            "cannot be read as a matrix; load the model without quantisation for its neurons and "
+            "heads"
         )
     if weight.is_meta:
         raise ModelRefused(
@@ -99,9 +98,25 @@ def check_in_memory(call: Call, weight: Tensor) -> None:
         )
 
 
+def after_part(
+    path: str, anatomy: Anatomy, part: str, call: Call, calls: list[Call]
+) -> Call | None:
+    """The call of a norm or scale between a part's last matrix and the stream; None without one.
+
+    A post-norm is none: it takes the whole stream, not what the part adds to it.
+    """
+    if anatomy.style == "post-norm":
+        return None
+    added = last_call(calls, f"{path}.{anatomy.adds[anatomy.parts.index(part)].path}")
+    if is_same(added.gives, call.gives):
+        return None
+    if not is_same(added.takes, call.gives):
+        law = {"attn": "heads", "ffn": "neurons"}[part]
+        raise ModelRefused(f"law {law!r} failed: {added.path} does not take what {call.path} gives")
+    return added
+
+
 def norm_before(call: Call, calls: list[Call]) -> str | None:
     """The path of the norm whose output a call takes; None if it takes the stream itself."""
-    for other in calls:
-        if is_norm(other.module) and is_same(other.gives, call.takes):
-            return other.path
-    return None
+    norms = (other for other in calls if is_norm(other.module))
+    return next((norm.path for norm in norms if is_same(norm.gives, call.takes)), None)

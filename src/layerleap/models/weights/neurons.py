@@ -21,15 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
-from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import ROUNDING, is_same, rounding, row_gap
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy, Site
 from layerleap.models.discovery.trace import Call, trace
-from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights.matrices import calls_inside, check_in_memory, has_matrix, last_call
-from layerleap.models.weights.norms import norm_gain
+from layerleap.models.weights.by_block import ByBlock, Find
+from layerleap.models.weights.matrices import (
+    Rows,
+    after_part,
+    calls_inside,
+    has_matrix,
+    last_call,
+    matrix_of,
+)
+from layerleap.models.weights.norms import Fold, norm_gain
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,8 @@ class FeedForward:
     """The neurons of one block."""
 
     block: int  # 1 to n_layers
-    path: str  # of the down-projection; what it takes are the coefficients
+    down: Rows  # the down-projection: a column per neuron; what it takes are the coefficients
     n_neurons: int
-    is_transposed: bool  # the weight has a column per neuron, as in `nn.Linear`
     site: Site  # what the down-projection takes, for `capture`
     after: str | None = None  # path of a norm or learned scale on the way to the stream
     centres: bool = False  # that norm subtracts the mean, as LayerNorm does
@@ -47,18 +52,15 @@ class FeedForward:
 
     def module(self, transformer: Transformer) -> nn.Module:
         """The down-projection."""
-        return transformer.model.get_submodule(self.path)
+        return transformer.model.get_submodule(self.down.path)
 
     def values(self, transformer: Transformer) -> Tensor:
         """The value vectors: (n_neurons, d_model), a view of the weights."""
-        weight = self.module(transformer).weight
-        assert isinstance(weight, Tensor)
-        return weight.detach().T if self.is_transposed else weight.detach()
+        return self.down.of(transformer).T
 
     def bias(self, transformer: Transformer) -> Tensor | None:
         """What the FFN adds whatever its input: (d_model,)."""
-        bias = getattr(self.module(transformer), "bias", None)
-        return bias.detach() if isinstance(bias, Tensor) else None
+        return self.down.bias(transformer)
 
     @torch.no_grad()
     def written(self, transformer: Transformer, neurons: Sequence[int] | None = None) -> Tensor:
@@ -78,24 +80,21 @@ class FeedForward:
 
     @torch.no_grad()
     def into_stream(self, transformer: Transformer, output: Tensor, parts: Tensor) -> Tensor:
-        """What parts of the FFN's output become in the stream: (row, n, d_model).
+        """What summands of the FFN's output become in the stream: (row, n, d_model), both times.
 
-        Args:
-            output: all of the FFN's output at each row, (row, d_model). It sets the statistics of a
-                norm after the FFN, so that the parts add up (`into_stream_bias` included).
-            parts: summands of it, (row, n, d_model).
+        All of the `output`, (row, d_model), sets the statistics of a norm after the FFN, so that
+        the parts add up (`into_stream_bias` included).
         """
         if self.after is None:
             return parts * self.scale
         norm = transformer.model.get_submodule(self.after)
-        gain, shift = norm_gain(norm, output, self.centres)
-        # At least float32: squares of a float16 stream overflow.
-        wide = torch.promote_types(output.dtype, torch.float32)
-        exact = norm(output).to(wide) - shift
-        plain = self._centred(output.to(wide)) * gain
+        gain, shift = norm_gain(norm, output, self.centres)  # float32 or wider, as squares need it
+        fold = Fold(gain, self.centres)
+        exact = norm(output).to(gain.dtype) - shift
+        plain = fold.into_writer(output)
         # Fitted, not computed: each family has its own small number inside the square root.
         size = (plain * exact).sum(-1) / plain.square().sum(-1).clamp_min(1e-30)
-        return self._centred(parts.to(wide)) * gain * size[:, None, None] * self.scale
+        return fold.into_writer(parts) * size[:, None, None] * self.scale
 
     @torch.no_grad()
     def into_stream_bias(self, transformer: Transformer, output: Tensor) -> Tensor:
@@ -105,44 +104,30 @@ class FeedForward:
         norm = transformer.model.get_submodule(self.after)
         return norm_gain(norm, output, self.centres)[1] * self.scale
 
-    def _centred(self, value: Tensor) -> Tensor:
-        return value - value.mean(-1, keepdim=True) if self.centres else value
-
-
-_FFNS: Known[dict[int, FeedForward | str]] = Known()
-
 
 def feed_forward(transformer: Transformer, block: int) -> FeedForward:
     """The neurons of block `block` (1 to n_layers), discovered and verified once."""
-    check_block(transformer, block)
-    known = _FFNS.of(transformer, dict)
-    if block not in known:
-        _discover(transformer, [block], within=transformer.blocks[block - 1])
-    ffn = known[block]
-    if isinstance(ffn, str):
-        raise ModelRefused(ffn)
-    return ffn
+    return _FFNS.of(transformer, block)
 
 
 def feed_forwards(transformer: Transformer) -> dict[int, FeedForward | str]:
     """The neurons of every block, or why it has none; one pass verifies them all."""
-    known = _FFNS.of(transformer, dict)
-    blocks = range(1, transformer.n_layers + 1)
-    if missing := [block for block in blocks if block not in known]:
-        _discover(transformer, missing)
-    return {block: known[block] for block in blocks}
+    return _FFNS.all(transformer)
 
 
-def _discover(transformer: Transformer, blocks: Sequence[int], within: str = "") -> None:
+def _search(transformer: Transformer, blocks: Sequence[int]) -> Find[FeedForward]:
+    within = transformer.blocks[blocks[0] - 1] if len(blocks) == 1 else ""
     with transformer.itself():
-        inputs = probe(transformer.model, rows=2, seed=17)
-        calls, _ = trace(transformer.model, inputs, within=within)
-        for block in blocks:
-            try:
-                _FFNS.of(transformer, dict)[block] = _find(transformer, block, calls)
-            except ModelRefused as error:
-                # Not the error: its traceback would keep the model alive.
-                _FFNS.of(transformer, dict)[block] = str(error)
+        calls, _ = trace(transformer.model, probe(transformer.model, rows=2, seed=17), within)
+
+    def find(block: int) -> FeedForward:
+        with transformer.itself():
+            return _find(transformer, block, calls)
+
+    return find
+
+
+_FFNS = ByBlock(_search)
 
 
 def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedForward:
@@ -154,8 +139,15 @@ def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedF
     output = last_call(calls, f"{path}.{anatomy.sites['ffn.out'].path}").gives
     for call in reversed(calls):  # the innermost matrix that gives the output ends last
         if has_matrix(call.module) and is_same(call.gives, output):
+            if (down := matrix_of(call)) is None:
+                raise ModelRefused(
+                    f"law 'neurons' failed for block {block} of {transformer.identity.name}: "
+                    f"coefficients times the weights of {call.path} do not give its output, as "
+                    "with quantised weights, or with an adapter on them"
+                )
+            assert call.takes is not None
             site = Site(call.path.removeprefix(f"{path}."), "in")
-            ffn = _verified(transformer, block, call, site)
+            ffn = FeedForward(block, down, call.takes.shape[-1], site)
             return _with_norm(transformer, ffn, anatomy, call, calls)
     raise ModelRefused(
         f"no single matrix gives the output of the FFN of block {block} of "
@@ -164,55 +156,25 @@ def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedF
     )
 
 
-def _verified(transformer: Transformer, block: int, call: Call, site: Site) -> FeedForward:
-    """The neurons behind a down-projection, if coefficients times values give its output."""
-    assert call.takes is not None
-    assert call.gives is not None
-    n, width = call.takes.shape[-1], call.gives.shape[-1]
-    weight, bias = call.module.weight, getattr(call.module, "bias", None)
-    assert isinstance(weight, Tensor)
-    check_in_memory(call, weight)
-    shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
-    for is_transposed, shape in ((True, (width, n)), (False, (n, width))):
-        if weight.shape != shape:
-            continue
-        ffn = FeedForward(block, call.path, n, is_transposed, site)
-        total = call.takes.double() @ ffn.values(transformer).double() + shift
-        if row_gap(total, call.gives) <= rounding(call.gives):
-            return ffn
-    raise ModelRefused(
-        f"law 'neurons' failed for block {block} of {transformer.identity.name}: coefficients "
-        f"times the weights of {call.path} do not give its output, as with quantised weights, or "
-        "with an adapter on them"
-    )
-
-
 def _with_norm(
     transformer: Transformer, ffn: FeedForward, anatomy: Anatomy, call: Call, calls: list[Call]
 ) -> FeedForward:
     """The same neurons with what happens to their sum on its way to the stream, verified."""
-    if anatomy.style == "post-norm":
-        return ffn  # the norm takes the whole stream, not what the FFN adds to it
-    path = f"{transformer.blocks[ffn.block - 1]}.{anatomy.adds[anatomy.parts.index('ffn')].path}"
-    added = last_call(calls, path)
-    if is_same(added.gives, call.gives):
+    added = after_part(transformer.blocks[ffn.block - 1], anatomy, "ffn", call, calls)
+    if added is None:
         return replace(ffn, scale=anatomy.scale)
-    if not is_same(added.takes, call.gives):
-        raise ModelRefused(
-            f"law 'neurons' failed: {added.path} does not take what the neurons add up to"
-        )
     assert call.gives is not None
     assert added.gives is not None
     output = call.gives.reshape(-1, call.gives.shape[-1])
     exact = added.gives.reshape(output.shape).double() * anatomy.scale
     allowed = max(rounding(output), ROUNDING[torch.float32])  # many norms compute in float32
     for centres in (False, True):
-        found = replace(ffn, after=path, centres=centres, scale=anatomy.scale)
-        parts = found.into_stream(transformer, output, output[:, None])[:, 0]
-        total = parts.double() + found.into_stream_bias(transformer, output).double()
+        candidate = replace(ffn, after=added.path, centres=centres, scale=anatomy.scale)
+        parts = candidate.into_stream(transformer, output, output[:, None])[:, 0]
+        total = parts.double() + candidate.into_stream_bias(transformer, output).double()
         if row_gap(total, exact) <= allowed:
-            return found
+            return candidate
     raise ModelRefused(
-        f"law 'neurons' failed for block {ffn.block} of {transformer.identity.name}: {path} is not "
-        "linear for given statistics, so the FFN's output cannot be split into neurons"
+        f"law 'neurons' failed for block {ffn.block} of {transformer.identity.name}: {added.path} "
+        "is not linear for given statistics, so the FFN's output cannot be split into neurons"
     )

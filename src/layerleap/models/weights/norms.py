@@ -44,9 +44,9 @@ def norm_gain(norm: nn.Module, like: Tensor, centres: bool) -> tuple[Tensor, Ten
     signs = torch.ones_like(like[:1])
     signs[:, 1::2] = -1
     wide = torch.promote_types(like.dtype, torch.float32)
-    shift, given = (norm(x).to(wide) for x in (torch.zeros_like(signs), signs))
+    shift, normed = (norm(x).to(wide) for x in (torch.zeros_like(signs), signs))
     plain = (signs - signs.mean(-1, keepdim=True) if centres else signs).to(wide)
-    return ((given - shift) / plain)[0], shift[0]
+    return ((normed - shift) / plain)[0], shift[0]
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Which rows of which matrix make the queries, keys and values of attention.
 
-In: the calls inside one attention module, and what attention was seen to use. Out: `Split` for the
+In: the calls inside one attention module, and what attention was called with. Out: `Split` for the
 values, `Projection` for queries and keys.
 
 Separate matrices are recognised by what they give. A fused matrix holds queries, keys and values
@@ -117,8 +117,8 @@ def _is_scaled(ours: Tensor, theirs: Tensor) -> bool:
 
     Attention to a single token is 1, or less if a learned sink takes its share.
     """
-    exact, wanted = ours.double(), theirs.double()
-    factor = (exact * wanted).sum(-1) / exact.square().sum(-1).clamp_min(1e-30)
+    exact, target = ours.double(), theirs.double()
+    factor = (exact * target).sum(-1) / exact.square().sum(-1).clamp_min(1e-30)
     if not bool(((factor > 0) & (factor <= 1 + 1e-2)).all()):
         return False
     return is_close(exact * factor[..., None], theirs)
@@ -132,12 +132,13 @@ def is_close(ours: Tensor, theirs: Tensor) -> bool:
     return bool(((ours - theirs).norm(dim=-1) <= allowed * size).all())
 
 
-def find_projection(calls: list[Call], fused: Rows | None, seen: Tensor) -> Projection | None:
-    """The rows that give `seen`, (row, head, 1, d_head), with or without a norm; None if none do.
+def find_projection(calls: list[Call], fused: Rows | None, attended: Tensor) -> Projection | None:
+    """The rows behind queries or keys, (row, head, 1, d_head); None if none give them.
 
-    `fused` are the rows of a fused matrix that must be the ones, if there is one.
+    Queries and keys may pass a norm after the matrix. `fused` are the rows of a fused matrix that
+    must be the ones, if there is one.
     """
-    n_heads, target = seen.shape[1], seen.flatten(1)
+    n_heads, target = attended.shape[1], attended.flatten(1)
     for call in calls:
         if call.gives is None or (fused is not None and call.path != fused.path):
             continue
@@ -164,19 +165,19 @@ def _common_factor(ours: Tensor, theirs: Tensor) -> float | None:
     """The factor between two tensors; some families scale queries before attention."""
     if ours.shape != theirs.shape:
         return None
-    exact, wanted = ours.double(), theirs.double()
-    factor = float((exact * wanted).sum() / exact.square().sum().clamp_min(1e-30))
+    exact, target = ours.double(), theirs.double()
+    factor = float((exact * target).sum() / exact.square().sum().clamp_min(1e-30))
     if factor <= 0 or not is_close(exact * factor, theirs):
         return None
     return 1.0 if abs(factor - 1) < 1e-4 else factor
 
 
-def agree_at_offset_0(query: Tensor, key: Tensor, seen_query: Tensor, seen_key: Tensor) -> bool:
+def agree_at_offset_0(query: Tensor, key: Tensor, true_query: Tensor, true_key: Tensor) -> bool:
     """True if every token has the same score with itself; all are (row, head, pos, d_head)."""
     ours, theirs = (
         (q.double() * k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)).sum(-1)
-        for q, k in ((query, key), (seen_query, seen_key))
+        for q, k in ((query, key), (true_query, true_key))
     )
-    size = seen_query.double().norm(dim=-1).amax() * seen_key.double().norm(dim=-1).amax()
-    allowed = max(rounding(seen_query), ROUNDING[torch.float32])  # rotations are made in float32
+    size = true_query.double().norm(dim=-1).amax() * true_key.double().norm(dim=-1).amax()
+    allowed = max(rounding(true_query), ROUNDING[torch.float32])  # rotations are made in float32
     return bool(((ours - theirs).abs() <= allowed * size).all())

@@ -11,9 +11,8 @@ In: a wrapped model, a block and a kind. Out: (n, d_model), in the basis of the 
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.errors import ModelRefused, check_choice
 from layerleap.models.facts import KINDS
-from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights.heads import heads
 from layerleap.models.weights.keys import ffn_keys
@@ -32,7 +31,6 @@ def refusals(transformer: Transformer, block: int) -> tuple[str, ...]:
 
 
 def _known(transformer: Transformer, block: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    check_block(transformer, block)
     known: list[str] = []
     reasons: list[str] = []
     try:
@@ -61,9 +59,7 @@ def vectors(transformer: Transformer, block: int, kind: str, *, fold: bool = Fal
         fold: fold norms in: the one that readers read through, or the final one, that writers are
             read through. A norm after the part itself (Gemma 2) always counts, at a size of 1.
     """
-    check_block(transformer, block)
-    if kind not in KINDS:
-        raise BadSettings(f"there are no vectors of kind {kind!r}; choose from {', '.join(KINDS)}")
+    check_choice(kind, KINDS, "the kind of vectors")
     if kind.startswith("attn."):
         return heads(transformer, block).rows(transformer, kind, fold=fold)
     if kind == "ffn.value":

@@ -9,7 +9,7 @@ from typer import Option
 from layerleap.show.cli import options, preflight
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
-from layerleap.stream.positions import parse_positions
+from layerleap.stream.sampling import parse_positions
 from layerleap.stream.split import Side, Unit
 
 

@@ -77,12 +77,12 @@ def draw(
             f"{encoded.model}; {demonstrations} demonstrations and queries need {least}: ask for "
             "fewer demonstrations, or give more examples"
         )
-    held_back: list[Piece] = []
+    search_queries: list[Piece] = []
     if search:
         free = len(order) - demonstrations
         n_search = min(search, max(FEWEST_QUERIES, free * search // (queries + search)))
-        held_back = random.Random(SEARCH_SEED).sample(order, n_search)
-        numbers = {piece.number for piece in held_back}
+        search_queries = random.Random(SEARCH_SEED).sample(order, n_search)
+        numbers = {piece.number for piece in search_queries}
         order = [piece for piece in order if piece.number not in numbers]
     random.Random(seed).shuffle(order)
     if encoded.task.kind == "classes":
@@ -94,7 +94,7 @@ def draw(
         encoded.task.kind,
         tuple(shown),
         tuple(rest[:queries]),
-        tuple(held_back),
+        tuple(search_queries),
         tuple(rest[queries:]),
     )
 
@@ -106,7 +106,7 @@ def _balanced(pieces: Sequence[Piece]) -> list[Piece]:
     for place, piece in enumerate(pieces):
         turn = turns[piece.label] = turns.get(piece.label, -1) + 1
         keyed.append((turn, place, piece))
-    return [piece for _, _, piece in sorted(keyed, key=lambda one: one[:2])]
+    return [piece for _, _, piece in sorted(keyed, key=lambda entry: entry[:2])]
 
 
 def shuffled(pieces: Sequence[Piece], seed: int, kind: str) -> tuple[Piece, ...]:
@@ -124,9 +124,9 @@ def shuffled(pieces: Sequence[Piece], seed: int, kind: str) -> tuple[Piece, ...]
     )
 
 
-def still_right(pieces: Sequence[Piece], dealt: Sequence[Piece]) -> float:
+def still_right(pieces: Sequence[Piece], shuffled: Sequence[Piece]) -> float:
     """The share of pieces whose answer is the right one after shuffling."""
-    same = [a.label == b.label for a, b in zip(pieces, dealt, strict=True)]
+    same = [a.label == b.label for a, b in zip(pieces, shuffled, strict=True)]
     return sum(same) / max(1, len(same))
 
 

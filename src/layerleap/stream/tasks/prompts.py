@@ -10,6 +10,7 @@ gets it in all conditions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from layerleap.errors import BadText, ModelRefused, check_choice
@@ -56,7 +57,7 @@ class EncodedTask(ShortRepr):
         A query after it has the tokens `context(pieces) + piece.prompt`.
         """
         shown = (piece.prompt + piece.answer + self.separator for piece in pieces)
-        return self.start + tuple(token for one in shown for token in one)
+        return self.start + tuple(chain.from_iterable(shown))
 
     def fitting(self, demonstrations: Sequence[Piece], queries: Sequence[Piece]) -> int:
         """How many of the demonstrations, from the first on, fit before every query."""
@@ -98,14 +99,13 @@ def encode(
         bos: whether inputs begin with the tokenizer's first token; by default, if it has one.
         can_score: whether the caller could score whole sequences instead, for the advice of errors.
     """
-    instead = (
-        " score whole sequences (answers='sequence', or --answers sequence), or"
-        if can_score
-        else ""
-    )
+    advice = " score whole sequences (answers='sequence', or --answers sequence), or"
+    instead = advice if can_score else ""
     check_choice(answers, Answers, "answers")
     require_decoder(transformer)
-    start = _start(transformer, bos)
+    first = transformer.need_tokenizer().bos_token_id
+    if bos and first is None:
+        raise BadText(f"the tokenizer of {transformer.identity.name} has no first token (BOS)")
     pieces = _pieces(transformer, task)
     several = [piece for piece in pieces if len(piece.answer) > 1]
     if answers == "token" and several and task.kind == "classes":
@@ -115,28 +115,28 @@ def encode(
             f"{transformer.identity.name}; expected one:{instead} choose other words for its "
             "labels (labels={'0': 'bad', ...}, or --labels 0=bad,1=good)"
         )
-    kept = [piece for piece in pieces if len(piece.answer) == 1 or answers == "sequence"]
+    usable = [piece for piece in pieces if len(piece.answer) == 1 or answers == "sequence"]
     if len(pieces) < FEWEST:
         raise BadText(f"task {task.name!r} has {len(pieces)} examples; expected at least {FEWEST}")
-    if len(kept) < FEWEST:
+    if len(usable) < FEWEST:
         raise BadText(
-            f"{len(kept)} of {len(pieces)} answers of task {task.name!r} are one token in "
+            f"{len(usable)} of {len(pieces)} answers of task {task.name!r} are one token in "
             f"{transformer.identity.name}; expected at least {FEWEST}:{instead} choose another task"
         )
     from layerleap.stream.examples import longest_input
 
     labels: dict[str, tuple[int, ...]] = {}
-    for piece in kept:
+    for piece in usable:
         labels.setdefault(piece.label, piece.answer)
     _require_different(task, labels)
     return EncodedTask(
         task,
         transformer.identity.name,
-        start,
+        () if first is None or bos is False else (int(first),),
         _separator(transformer, task),
-        tuple(kept),
+        tuple(usable),
         labels,
-        len(pieces) - len(kept),
+        len(pieces) - len(usable),
         longest_input(transformer),
     )
 
@@ -152,28 +152,19 @@ def require_decoder(transformer: "Transformer") -> None:
         )
 
 
-def _start(transformer: "Transformer", bos: bool | None) -> tuple[int, ...]:
-    first = transformer.need_tokenizer().bos_token_id
-    if bos and first is None:
-        raise BadText(f"the tokenizer of {transformer.identity.name} has no first token (BOS)")
-    return () if first is None or bos is False else (int(first),)
-
-
 def _tokens(transformer: "Transformer", texts: Sequence[str]) -> list[tuple[int, ...]]:
     """The tokens of each text alone, without first and last tokens."""
     from layerleap.models.prompts import encode as encode_text
 
     ids = transformer.need_tokenizer()(list(texts), add_special_tokens=False)["input_ids"]
-    return [tuple(encode_text(transformer, one)) for one in ids]
+    return [tuple(encode_text(transformer, text_ids)) for text_ids in ids]
 
 
 def _pieces(transformer: "Transformer", task: Task) -> list[Piece]:
     texts = [task.prompt(example.text) for example in task.examples]
     prompts = _tokens(transformer, texts)
-    wholes = _tokens(
-        transformer,
-        [f"{text} {one.answer}" for text, one in zip(texts, task.examples, strict=True)],
-    )
+    answered = [f"{text} {e.answer}" for text, e in zip(texts, task.examples, strict=True)]
+    wholes = _tokens(transformer, answered)
     pieces = []
     for number, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
         answer = task.examples[number].answer

@@ -114,5 +114,5 @@ def make_task(
     examples = tuple(Example(text, answer) for text, answer in known.items())
     n_labels = len(set(known.values()))
     is_few = n_labels <= min(FEW_CLASSES, len(examples) // 2)
-    given = {key: value for key, value in how.items() if value is not None}
-    return Task(name, examples, kind or ("classes" if is_few else "mapping"), **given)
+    settings = {key: value for key, value in how.items() if value is not None}
+    return Task(name, examples, kind or ("classes" if is_few else "mapping"), **settings)

@@ -17,7 +17,7 @@ from layerleap.errors import BadSettings, BadText, CannotWrite, ModelRefused, No
 from layerleap.models.transformer import Transformer
 from layerleap.stats import tally
 from layerleap.stats.tally import Saver, interrupts_wait
-from layerleap.stream.windows import token_stream, windows
+from layerleap.stream.tokens import token_stream, windows
 from tiny_models import sentences, tiny
 
 TEXT = sentences(60)

@@ -12,9 +12,9 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.lens.lens import Lens
 from layerleap.models.inputs import encode_pair
 from layerleap.models.transformer import Transformer
-from layerleap.stream import pairs
+from layerleap.stream import documents
 from layerleap.stream.examples import Sampling, iter_examples
-from layerleap.stream.pairs import iter_pairs
+from layerleap.stream.text_pairs import ASK, iter_pairs
 from tiny_models import sentences, tokenizer
 
 PAIRS = [(text, " ".join(reversed(text.split()))) for text in sentences(40)]
@@ -43,8 +43,8 @@ def test_pairs_are_the_same_from_tuples_tsv_and_json_lines(tmp_path: Path):
         ("a\tb\tc", "x.tsv", "item 1 of .* expected a source text and a target"),
         ("a\t", "x.tsv", "both not empty"),
         ("", "x.tsv", "contains no pair"),
-        ('{"source": "a"}', "x.jsonl", "line 1 of .* no fields 'source' and 'target'"),
-        ("{", "x.jsonl", "cannot be read as lines of JSON"),
+        ('{"source": "a"}', "x.jsonl", "line 1 of .* has no field 'target'; it has source"),
+        ("{", "x.jsonl", "line 1 of .* is not valid JSON"),
         ("a b", "x.txt", "not a file of pairs"),
     ],
 )
@@ -125,9 +125,9 @@ def test_titles_are_the_beginnings_of_articles_with_their_names(tmp_path, monkey
     ]
     path = tmp_path / "articles.jsonl"
     path.write_text("\n".join(map(json.dumps, articles)), "utf8")
-    monkeypatch.setattr(pairs, "fetch", lambda name: {"wikipedia": path}[name])
-    found = [(document.text, document.target) for document in pairs.iter_pairs("titles")]
+    monkeypatch.setattr(documents, "fetch", lambda name: {"wikipedia": path}[name])
+    found = [(document.text, document.target) for document in iter_pairs("titles")]
     assert found == [
-        (f"{pairs.ASK}A cat is an animal.", "Cat"),
-        (f"{pairs.ASK}A tree grows.", "Tree"),
+        (f"{ASK}A cat is an animal.", "Cat"),
+        (f"{ASK}A tree grows.", "Tree"),
     ]

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from layerleap.errors import BadSettings
-from layerleap.stream.positions import EveryNth, OnePerText, parse_positions
+from layerleap.stream.sampling import EveryNth, OnePerText, parse_positions
 
 
 def test_one_of_the_allowed_positions_is_chosen():

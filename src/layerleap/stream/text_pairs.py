@@ -6,15 +6,13 @@ Out: `Document`s with a target; a hash of the source text decides on which side 
 """
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.stream.documents import Document
-from layerleap.stream.records import LINES_SUFFIXES, Record
-from layerleap.zoo import fetch
+from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.records import LINES_SUFFIXES, Record, decoded, kind_of, opened, records_of
 
 TITLES = "titles"
 ASK = "Write a title for this text: "  # in front of the beginning of an article
@@ -32,29 +30,21 @@ def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[Document]:
     if not isinstance(source, str | Path):
         return _checked(_from_items(source, field), "the list of pairs")
     if source == TITLES:
-        return _checked(_titles(fetch("wikipedia")), TITLES)
+        articles = iter_documents("wikipedia")
+        beginnings = ((ASK + a.text.split("\n\n")[0], a.name) for a in articles)
+        return _checked(beginnings, TITLES)
     path = Path(source).expanduser()
     if not path.is_file():
         raise BadText(
             f"there is no file {source}; an encoder-decoder reads pairs of texts from a .tsv or "
             ".jsonl file"
         )
-    if path.suffix == ".tsv":
-        return _checked(_from_tsv(path), str(source))
-    if path.suffix in LINES_SUFFIXES:
-        return _checked(_from_records(path, field), str(source))
-    raise BadText(
-        f"{source} is not a file of pairs; expected .tsv (source, tab, target) or .jsonl with the "
-        f"fields {field}"
-    )
-
-
-def _titles(articles: Path) -> Iterator[tuple[str, str]]:
-    """The first paragraph of each article, with a request for a title, and its title."""
-    with articles.open(encoding="utf8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            yield ASK + record["text"].split("\n\n")[0], record["name"]
+    if kind_of(path) not in (".tsv", *LINES_SUFFIXES):
+        raise BadText(
+            f"{source} is not a file of pairs; expected .tsv (source, tab, target) or .jsonl with "
+            f"the fields {field}"
+        )
+    return _checked(_from_file(path, field), str(source))
 
 
 def _checked(pairs: Iterable[Any], label: str) -> Iterator[Document]:
@@ -72,44 +62,26 @@ def _checked(pairs: Iterable[Any], label: str) -> Iterator[Document]:
         raise BadText(f"{label} contains no pair of texts")
 
 
-def _from_tsv(path: Path) -> Iterator[Any]:
-    try:
-        with path.open(encoding="utf8", newline="") as lines:
+def _from_file(path: Path, field: str) -> Iterator[Any]:
+    with opened(path) as stream:
+        if kind_of(path) == ".tsv":
+            lines = decoded(stream, str(path), newline="")
             rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
             yield from (row for row in rows if row)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadText(f"{path} cannot be read as text ({error})") from error
-
-
-def _two_fields(field: str) -> tuple[str, str]:
-    """The names of the source and of the target; the default of one text is the default of two."""
-    first, colon, second = (FIELDS if field == "text" else field).partition(":")
-    if not colon:
-        raise BadSettings(f"field {field!r} names one field; expected two, as in {FIELDS!r}")
-    return first, second
+        else:
+            yield from _from_items(records_of(stream, path, path.name), field)
 
 
 def _from_items(items: Iterable[Any], field: str) -> Iterator[Any]:
     for number, item in enumerate(items, start=1):
         if isinstance(item, Mapping):
-            record = Record(dict(item), f"item {number}", f"pair#{number}")
-            yield tuple(record[name] for name in _two_fields(field))
-        else:
-            yield item
+            item = Record(dict(item), f"item {number}", f"pair#{number}")
+        yield tuple(item[name] for name in _names(field)) if isinstance(item, Record) else item
 
 
-def _from_records(path: Path, field: str) -> Iterator[Any]:
-    first, second = _two_fields(field)
-    try:
-        with path.open(encoding="utf8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    record = json.loads(line)
-                    if not isinstance(record, dict) or not {first, second} <= record.keys():
-                        raise BadText(
-                            f"line {number} of {path} has no fields {first!r} and {second!r}; name "
-                            "its fields with field='source:target'"
-                        )
-                    yield record[first], record[second]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadText(f"{path} cannot be read as lines of JSON ({error})") from error
+def _names(field: str) -> tuple[str, str]:
+    """The names of the source and of the target; the default of one text is the default of two."""
+    first, colon, second = (FIELDS if field == "text" else field).partition(":")
+    if not colon:
+        raise BadSettings(f"field {field!r} names one field; expected two, as in {FIELDS!r}")
+    return first, second

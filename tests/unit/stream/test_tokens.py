@@ -3,8 +3,8 @@
 import pytest
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.stream import counts
-from layerleap.stream.counts import frequent_tokens
+from layerleap.stream import tokens
+from layerleap.stream.tokens import frequent_tokens
 from tiny_models import tiny
 
 TEXTS = ["cat dog cat", "dog cat river", "moon"]
@@ -16,7 +16,7 @@ def words(model, ids: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("together", [1, 32])
 def test_the_most_frequent_come_first_and_ties_are_ordered_by_id(together, monkeypatch):
-    monkeypatch.setattr(counts, "DOCUMENTS", together)
+    monkeypatch.setattr(tokens, "DOCUMENTS", together)
     model = tiny("llama")
     assert words(model, frequent_tokens(model, 2, TEXTS)) == ["cat", "dog"]
     assert words(model, frequent_tokens(model, 99, TEXTS)) == ["cat", "dog", "river", "moon"]
@@ -28,8 +28,8 @@ def test_special_tokens_that_a_masked_model_adds_are_not_counted():
 
 
 def test_a_long_text_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(counts, "MOST_TOKENS", 3)
-    monkeypatch.setattr(counts, "DOCUMENTS", 1)
+    monkeypatch.setattr(tokens, "MOST_TOKENS", 3)
+    monkeypatch.setattr(tokens, "DOCUMENTS", 1)
     model = tiny("llama")
     assert words(model, frequent_tokens(model, 9, TEXTS)) == ["cat", "dog"]
 

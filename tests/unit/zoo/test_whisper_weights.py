@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from families import build
-from layerleap.zoo.ct2_weights import read_ct2
-from layerleap.zoo.whisper_weights import n_layers, whisper_state
+from layerleap.zoo.whisper_weights import n_layers, read_ct2, whisper_state
 
 CODES = {"float32": 0, "int8": 1, "int16": 2, "float16": 4}
 
