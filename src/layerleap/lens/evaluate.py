@@ -18,7 +18,7 @@ from layerleap.lens.lens import Lens
 from layerleap.lens.map_errors import MapErrors
 from layerleap.lens.scores import score
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import find_bank
+from layerleap.maps.fit import find_bank, sampling_of
 from layerleap.maps.map import IdentityMap
 from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
@@ -328,12 +328,6 @@ def _to_last(bank: ShortcutBank) -> ShortcutBank:
         missing = sorted(set(range(last)) - {m.src for m in maps})
         raise BadSettings(f"this bank has no map to the last layer from layers {missing}")
     return bank.changed(maps=maps, parts={}, fits=[])
-
-
-def sampling_of(bank: ShortcutBank) -> Sampling:
-    """The sampling the bank was fitted with; the defaults if it does not say."""
-    known = {f.name: bank.settings[f.name] for f in fields(Sampling) if f.name in bank.settings}
-    return Sampling(**known)
 
 
 def _source(

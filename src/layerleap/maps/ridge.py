@@ -66,12 +66,12 @@ class RidgeChooser:
 def without_rows(moments: Moments, rows: Tensor) -> Moments:
     """The moments as if these rows had never been added, to the last layer only."""
     n_layers, d = moments.n_layers, moments.d_model
-    own = Moments(n_layers, d)
-    own.add([rows[:, layer] for layer in range(n_layers + 1)])
+    removed = Moments(n_layers, d)
+    removed.add([rows[:, layer] for layer in range(n_layers + 1)])
     rest = Moments(n_layers, d)
-    rest.n, rest.sums = moments.flush().n - own.flush().n, moments.sums - own.sums
+    rest.n, rest.sums = moments.flush().n - removed.flush().n, moments.sums - removed.sums
     for src in range(n_layers):
-        theirs = torch.cat([moments.xx(src), moments.xy(src, n_layers)], dim=1)
-        rest.cross[src] = theirs - own.cross[src]
-    rest.cross[n_layers] = moments.xx(n_layers) - own.xx(n_layers)
+        to_last = torch.cat([moments.xx(src), moments.xy(src, n_layers)], dim=1)
+        rest.cross[src] = to_last - removed.cross[src]
+    rest.cross[n_layers] = moments.xx(n_layers) - removed.xx(n_layers)
     return rest

@@ -74,12 +74,8 @@ class Translator:
         weight = weight + (self.whiten.double() @ best[:-1]) * scale
         change = self.size.double() * best[-1] * scale
         bias = change if bias is None else change + bias
-        return TunedMap(
-            self.start.src,
-            self.start.dst,
-            weight=weight.float().contiguous(),
-            bias=bias.float().contiguous(),
-        )
+        weight, bias = weight.float().contiguous(), bias.float().contiguous()
+        return TunedMap(self.start.src, self.start.dst, weight, bias)
 
     def state(self) -> dict[str, Tensor]:
         """Everything but the start map; whitening too, because eigenvectors may flip sign."""
@@ -93,13 +89,13 @@ class Translator:
 
 def affine_of(start: Map, width: int) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a map; `BadSettings` if training cannot start at one of its kind."""
-    found = start.affine(width)
-    if found is None:
+    affine = start.affine(width)
+    if affine is None:
         raise BadSettings(
             f"a map of the kind {start.kind!r} is not a matrix with a bias, so it cannot be tuned; "
             "expected a bank of linear maps"
         )
-    return found
+    return affine
 
 
 def translators(starts: Sequence[Map], states: SavedStates) -> list[Translator]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import layerleap
-from layerleap.maps.settings import read_ridge
+from layerleap.maps.map_settings import read_ridge
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import (
     Cutting,

@@ -196,7 +196,7 @@ def shard(text: str, arguments: Arguments) -> None:
 
 def solving(value: Any, arguments: Arguments) -> None:
     """Ridge and rank are possible for a model of this width."""
-    from layerleap.maps.settings import check_solving, read_ridge
+    from layerleap.maps.map_settings import check_solving, read_ridge
 
     ridge, rank = arguments.values.get("ridge"), arguments.values.get("rank")
     check_solving(None if ridge is None else read_ridge(ridge), rank, arguments.model.d_model)

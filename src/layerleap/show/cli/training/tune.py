@@ -77,7 +77,7 @@ def tune_command(
     Example: layerleap fit smollm2 -o bank; layerleap tune smollm2 --bank bank -o tuned
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap.maps.settings import Tuning
+        from layerleap.maps.map_settings import Tuning
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there
