@@ -16,13 +16,15 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused, check_choice
 from layerleap.lens.compare.alignment import MEASURES, Alignment
-from layerleap.lens.compare.kernels import Comparison, Raw, Vocabulary
 from layerleap.lens.compare.lists import listed
 from layerleap.lens.compare.matching import Matching, SpaceName, match_layers
 from layerleap.lens.compare.similarity import (
     AFFORDABLE,
     Blocks,
+    Comparison,
+    Raw,
     Side,
+    Vocabulary,
     affordable_rows,
     similarities,
 )
