@@ -12,13 +12,14 @@ from .intervals import (
     groups_of as groups_of,
     jackknife as jackknife,
     mean_interval as mean_interval,
+    nested_means as nested_means,
+    nested_ratios as nested_ratios,
     percentiles as percentiles,
     wilson as wilson,
 )
 from .lens import chunks as chunks
 from .map_errors import GROUPS as GROUPS, MapErrors as MapErrors
 from .metrics import Reference as Reference, lasting as lasting
-from .nested import nested_means as nested_means, nested_ratios as nested_ratios
 from .probes.cells import CellSampling as CellSampling
 from .probes.scores import ProbeScores as ProbeScores, score_probe as score_probe
 from .probes.task import (

@@ -36,10 +36,7 @@ from layerleap.lens.vocabulary.clusters import (
 )
 from layerleap.lens.vocabulary.ends import Ends, both_ends
 from layerleap.lens.vocabulary.index import ConceptIndex
-from layerleap.lens.vocabulary.lookup import End
-from layerleap.lens.vocabulary.ranges import BlockRanges, natural_ranges
-from layerleap.lens.vocabulary.search import Matches
-from layerleap.lens.vocabulary.settings import (
+from layerleap.lens.vocabulary.index_settings import (
     IndexSettings,
     SearchSide,
     Space,
@@ -47,6 +44,9 @@ from layerleap.lens.vocabulary.settings import (
     reference_text,
     text_name,
 )
+from layerleap.lens.vocabulary.lookup import End
+from layerleap.lens.vocabulary.ranges import BlockRanges, natural_ranges
+from layerleap.lens.vocabulary.search import Matches
 from layerleap.lens.vocabulary.store import PROMOTED, SUPPRESSED, Building, check_not_building
 from layerleap.lens.vocabulary.tokens import output_label
 from layerleap.memory import give_back

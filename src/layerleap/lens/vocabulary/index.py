@@ -9,7 +9,7 @@ In: a wrapped model and the file that `build` made for it. Out: `ConceptIndex`.
 """
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,13 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, BadSettings, CannotFetch, WrongModel
 from layerleap.lens.vocabulary.clusters import NAMES
+from layerleap.lens.vocabulary.index_settings import (
+    IndexSettings,
+    SearchSide,
+    Space,
+    default_path,
+    index_folder,
+)
 from layerleap.lens.vocabulary.lookup import (
     BlockEntry,
     End,
@@ -32,22 +39,16 @@ from layerleap.lens.vocabulary.lookup import (
 from layerleap.lens.vocabulary.neurons import Scored
 from layerleap.lens.vocabulary.ranges import Range
 from layerleap.lens.vocabulary.search import Matches, Words, find_tokens, search
-from layerleap.lens.vocabulary.settings import (
-    IndexSettings,
-    SearchSide,
-    Space,
-    default_path,
-    index_folder,
-)
 from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
+from layerleap.results.plain import Plain
 
 FEW = 5  # tokens per end of a neighbour
 
 
 @dataclass(frozen=True)
-class Vector:
+class Vector(Plain):
     """One value vector: what the neuron writes when it is active."""
 
     block: int
@@ -57,18 +58,6 @@ class Vector:
     suppresses: tuple[Scored, ...]  # most suppressed first
     range: Range | None  # natural values of the coefficient; None if no text was read
     cluster: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "block": self.block,
-            "neuron": self.neuron,
-            "norm": self.norm,
-            "promotes": [token.to_dict() for token in self.promotes],
-            "suppresses": [token.to_dict() for token in self.suppresses],
-            "range": None if self.range is None else self.range.to_dict(),
-            "cluster": self.cluster,
-        }
 
     def to_pandas(self) -> Any:
         """One line per end and rank."""
@@ -90,7 +79,7 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbour(Plain):
     """A value vector that points nearly the same way as another."""
 
     block: int
@@ -99,19 +88,9 @@ class Neighbour:
     promotes: tuple[TokenLabel, ...]
     suppresses: tuple[TokenLabel, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "block": self.block,
-            "neuron": self.neuron,
-            "cosine": self.cosine,
-            "promotes": [token.to_dict() for token in self.promotes],
-            "suppresses": [token.to_dict() for token in self.suppresses],
-        }
-
 
 @dataclass(frozen=True)
-class Member:
+class Member(Plain):
     """A vector of a cluster, and its cosine to the cluster's centre."""
 
     block: int
@@ -120,7 +99,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Plain):
     """Value vectors that point the same way, named by the tokens they share."""
 
     number: int
@@ -128,16 +107,6 @@ class Cluster:
     promotes: tuple[Scored, ...]  # scores are means over the members
     suppresses: tuple[Scored, ...]
     members: tuple[Member, ...] = ()  # nearest to the centre first; only if asked for
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "number": self.number,
-            "size": self.size,
-            "promotes": [token.to_dict() for token in self.promotes],
-            "suppresses": [token.to_dict() for token in self.suppresses],
-            "members": [asdict(member) for member in self.members],
-        }
 
 
 class ConceptIndex:

@@ -21,19 +21,20 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from layerleap.errors import BadSettings, check_choice
+from layerleap.lens.vocabulary.index_settings import SearchSide, Space, split_query
 from layerleap.lens.vocabulary.lookup import MOST_VARIABLES, IndexFile, ends_of, labels
-from layerleap.lens.vocabulary.settings import SearchSide, Space, split_query
 from layerleap.lens.vocabulary.store import PROMOTED, SUPPRESSED
 from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
+from layerleap.results.plain import Plain, plain
 
 SIDES: dict[str, tuple[int, ...]] = {
     "both": (PROMOTED, SUPPRESSED),
@@ -52,8 +53,10 @@ SHOWN = 10  # tokens per end in a result
 
 
 @dataclass(frozen=True)
-class Match:
+class Match(Plain):
     """A value vector that has some of the words."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("name",)
 
     block: int
     neuron: int
@@ -75,19 +78,6 @@ class Match:
         first = getattr(self, ENDS[self.side])
         return (*first, *(token for token in self.matched if token not in first))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        ends = {key: getattr(self, key) for key in ("matched", "promotes", "suppresses")}
-        return {
-            "name": self.name,
-            "block": self.block,
-            "neuron": self.neuron,
-            "score": self.score,
-            "side": self.side,
-            "partial": self.partial,
-            **{key: [token.to_dict() for token in tokens] for key, tokens in ends.items()},
-        }
-
 
 class Matches(Result, list[Match]):
     """The vectors that match a query, best first, and what became of its words."""
@@ -97,7 +87,7 @@ class Matches(Result, list[Match]):
         Table(
             "results",
             "",
-            lambda matches: [match.to_dict() for match in matches],
+            plain,
             (
                 Column("name", "neuron"),
                 Column("score", form="{:.2f}", note="partial"),

@@ -6,11 +6,12 @@ which no two different texts look alike because of something invisible.
 
 import re
 import unicodedata
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from layerleap.models.transformer import Transformer
+from layerleap.results.plain import Plain
 
 Kind = Literal["text", "space", "bytes", "special", "class"]
 
@@ -20,17 +21,13 @@ REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are no whole charac
 
 
 @dataclass(frozen=True)
-class TokenLabel:
+class TokenLabel(Plain):
     """One token as people should see it."""
 
     id: int
     text: str  # what the token adds to a text; "" for a part of a character
     label: str
     kind: Kind
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 _LABELS: "WeakKeyDictionary[Transformer, _Labels]" = WeakKeyDictionary()

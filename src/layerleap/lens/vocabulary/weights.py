@@ -24,10 +24,10 @@ from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.vocabulary.addresses import Address, parse_address
 from layerleap.lens.vocabulary.copying import HeadTable, head_table
+from layerleap.lens.vocabulary.index_settings import Form, Inverse, Largest, Norms
 from layerleap.lens.vocabulary.neurons import Scored, vector_ends
-from layerleap.lens.vocabulary.pairs import Pairs, head_pairs
-from layerleap.lens.vocabulary.settings import Form, Inverse, Largest, Norms
 from layerleap.lens.vocabulary.space import Space
+from layerleap.lens.vocabulary.token_pairs import Pairs, head_pairs
 from layerleap.models.facts import check_number
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer

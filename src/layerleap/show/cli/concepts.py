@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import layerleap
-from layerleap.lens.vocabulary.settings import IndexSettings, SearchSide, Space, index_folder
+from layerleap.lens.vocabulary.index_settings import IndexSettings, SearchSide, Space, index_folder
 from layerleap.lens.vocabulary.store import check_none_building
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Json, Loading, Model, Text

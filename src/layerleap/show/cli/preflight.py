@@ -145,7 +145,7 @@ def index_target(file: Path, arguments: Arguments) -> None:
 
 def query(words: str, arguments: Arguments) -> None:
     """There are words, and not too many."""
-    from layerleap.lens.vocabulary.settings import split_query
+    from layerleap.lens.vocabulary.index_settings import split_query
 
     split_query(words)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import layerleap
-from layerleap.lens.vocabulary.settings import Inverse
+from layerleap.lens.vocabulary.index_settings import Inverse
 from layerleap.models.facts import KINDS
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model

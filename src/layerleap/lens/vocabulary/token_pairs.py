@@ -24,7 +24,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.vocabulary.addresses import Address
-from layerleap.lens.vocabulary.settings import Form, Largest
+from layerleap.lens.vocabulary.index_settings import Form, Largest
 from layerleap.lens.vocabulary.space import Space
 from layerleap.lens.vocabulary.tokens import TokenLabel, token_label
 from layerleap.models.facts import check_number
