@@ -6,7 +6,7 @@ to the logit lens, with 95 % intervals over documents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -77,14 +77,13 @@ class Evaluation(Result):
 
     def by_layer(self) -> list[dict[str, Any]]:
         """One row per layer below the last: the first bank beside the logit lens, for a card."""
-        name = self.maps[1]
+        by_map = {(row["layer"], row["map"]): row for row in _by_map(self)}
         table = []
         for layer in range(self.n_layers):
             row: dict[str, Any] = {"layer": layer, "rows": self.n_rows}
             for metric in ("precision@1", "kl", "r2"):
-                for one in self.at(layer):
-                    if one["metric"] == metric and one["map"] in (IdentityMap.kind, name):
-                        row[metric if one["map"] == name else f"{metric} of logit"] = one["value"]
+                row[f"{metric} of logit"] = by_map[layer, IdentityMap.kind][metric]
+                row[metric] = by_map[layer, self.maps[1]][metric]
             table.append(row)
         return table
 
@@ -105,8 +104,7 @@ class Evaluation(Result):
 
     def facts(self) -> Row:
         """What was evaluated, and on what."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**own, "unknown": list(self.unknown)}
+        return {**vars(self), "unknown": list(self.unknown)}
 
     def report(self, folder: str | Path) -> Path:
         """Write a page, its figure (SVG) and the numbers (CSV, JSON); returns the page's path."""
@@ -161,9 +159,9 @@ def _by_map(evaluation: Evaluation) -> list[Row]:
     for layer in range(evaluation.n_layers + 1):
         for row in evaluation.at(layer):
             key = (layer, row["map"])
-            own = table.setdefault(key, {"layer": layer, "map": row["map"]})
+            wide = table.setdefault(key, {"layer": layer, "map": row["map"]})
             metric, low, high = row["metric"], row["low"], row["high"]
-            own |= {metric: row["value"], f"{metric} low": low, f"{metric} high": high}
+            wide |= {metric: row["value"], f"{metric} low": low, f"{metric} high": high}
     return list(table.values())
 
 
@@ -244,15 +242,8 @@ def evaluate(
         keep = side == "fit" if keep_fitted is None else keep_fitted
         fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
         census = Census(leave_out=frozenset() if keep else fitted)
-        batches = batches_of(
-            transformer,
-            source,
-            sampling,
-            side=side,
-            n_texts=n_texts,
-            census=census,
-            tokens_per_batch=tokens_per_batch,
-        )
+        options = {"side": side, "n_texts": n_texts, "tokens_per_batch": tokens_per_batch}
+        batches = batches_of(transformer, source, sampling, census=census, **options)
         errors = {name: MapErrors(one) for name, one in to_last.items()}
 
         def on_states(states: Mapping[int, Tensor], batch: Batch) -> None:
@@ -262,15 +253,8 @@ def evaluate(
         lenses = {IdentityMap.kind: Lens(transformer)}
         lenses |= {label: Lens(transformer, one) for label, one in banks.items()}
         try:
-            scores = score(
-                transformer,
-                lenses,
-                batches,
-                on_states=on_states,
-                progress=report,
-                total=n_texts,
-                phase="evaluating",
-            )
+            watched = {"progress": report, "total": n_texts, "phase": "evaluating"}
+            scores = score(transformer, lenses, batches, on_states=on_states, **watched)
         except BadText as error:
             if not census.left_out:
                 raise
@@ -278,17 +262,10 @@ def evaluate(
     n_rows, n_documents = len(scores.documents), len(scores.documents.unique())
     if n_documents < 2:
         raise _too_little(name, n_rows, n_documents, census.left_out)
+    is_fitted_on, table = bool(census.used & fitted), [*scores.table(), *_r2_rows(errors)]
+    documents = is_fitted_on, census.left_out, unknown
     return Evaluation(
-        first.model,
-        name,
-        side,
-        bool(census.used & fitted),
-        census.left_out,
-        unknown,
-        first.n_layers,
-        n_rows,
-        n_documents,
-        [*scores.table(), *_r2_rows(errors)],
+        first.model, name, side, *documents, first.n_layers, n_rows, n_documents, table
     )
 
 
@@ -301,20 +278,20 @@ def _named_banks(
 ) -> dict[str, ShortcutBank]:
     """The banks by the name they have in tables."""
     if isinstance(bank, Mapping):
-        given: list[tuple[str | None, Bank]] = list(bank.items())
+        named: list[tuple[str | None, Bank]] = list(bank.items())
     else:
         many = [bank] if isinstance(bank, ShortcutBank | str | Path) else list(bank)
-        given = [(None, one) for one in many]
+        named = [(None, one) for one in many]
     banks: dict[str, ShortcutBank] = {}
-    for label, one in given:
-        found = find_bank(transformer, one, other_model=other_model, progress=progress)
-        if found is None:
+    for label, one in named:
+        opened = find_bank(transformer, one, other_model=other_model, progress=progress)
+        if opened is None:
             raise BadSettings("there is no bank to evaluate; expected a bank, its folder or name")
         if label is None:
-            is_named = isinstance(one, str | Path) and len(given) > 1
-            label = Path(str(one)).name if is_named else Lens(transformer, found).name
-        taken = [label, *(f"{label} {number}" for number in range(2, len(given) + 2))]
-        banks[next(name for name in taken if name not in {IdentityMap.kind, *banks})] = found
+            is_named = isinstance(one, str | Path) and len(named) > 1
+            label = Path(str(one)).name if is_named else Lens(transformer, opened).name
+        labels = [label, *(f"{label} {number}" for number in range(2, len(named) + 2))]
+        banks[next(name for name in labels if name not in {IdentityMap.kind, *banks})] = opened
     if not banks:
         raise BadSettings("there is no bank to evaluate; expected at least one")
     return banks
@@ -373,10 +350,6 @@ def _r2_rows(errors: Mapping[str, MapErrors]) -> Iterator[dict[str, Any]]:
         ends = {row["src"]: row for row in table if row["map"] == kind}
         last = {"src": len(ends), "r2": 1.0, "low": 1.0, "high": 1.0}
         for layer, row in [*sorted(ends.items()), (len(ends), {**ends[0], **last})]:
-            yield {
-                "map": label,
-                "layer": layer,
-                "metric": "r2",
-                "value": row["r2"],
-                **{key: row[key] for key in ("low", "high", "rows", "documents")},
-            }
+            numbers = {key: row[key] for key in ("low", "high", "rows", "documents")}
+            metric = {"map": label, "layer": layer, "metric": "r2", "value": row["r2"]}
+            yield {**metric, **numbers}

@@ -211,8 +211,8 @@ def freedom(sizes: Tensor) -> float:
     p2, p3, p4, p5 = (float(w.pow(k).sum()) for k in (2, 3, 4, 5))
     mean = p2 - 2 * p3 + p2**2
     spread = p4 - 4 * p5 + 4 * p2 * p4 + p2**4 + 2 * p3**2 - 4 * p2**2 * p3
-    found = mean**2 / spread if spread > 0 else 1.0
-    return min(max(1.0, found), max(1.0, len(sizes) - 1.0))
+    degrees = mean**2 / spread if spread > 0 else 1.0
+    return min(max(1.0, degrees), max(1.0, len(sizes) - 1.0))
 
 
 def t_quantile(degrees: float, level: float = LEVEL) -> float:
@@ -282,13 +282,11 @@ def resampled(value: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(sides[0], value), torch.maximum(sides[1], value)
 
 
-def resample(n: int, times: int, seed: int) -> Tensor:
-    """How often each of n groups is drawn in each of `times` bootstrap samples: (times, n)."""
-    return torch.cat(list(resample_in_parts(n, times, seed)))
-
-
 def resample_in_parts(n: int, times: int, seed: int) -> Iterator[Tensor]:
-    """What `resample` returns, some rows at a time; the parts do not depend on their sizes."""
+    """How often each of n groups is drawn in each of `times` bootstrap samples: (times, n).
+
+    Some rows at a time; the parts do not depend on their sizes.
+    """
     generator = torch.Generator().manual_seed(seed)
     step = max(1, ENTRIES // n)
     for start in range(0, times, step):
@@ -313,28 +311,21 @@ class NestedEstimate:
         return {**ends, "rows": self.rows, "seeds": self.seeds}
 
 
-def nested_means(
-    groups: Sequence[Tensor],
-    *,
-    bounds: Bounds = ANY,
-) -> list[NestedEstimate]:
+def nested_means(groups: Sequence[Tensor], *, bounds: Bounds = ANY) -> list[NestedEstimate]:
     """Column means over all seeds and queries; NaN counts as not measured."""
     known = [group.isfinite() for group in groups]
     values = [group.double().nan_to_num(0.0, 0.0, 0.0) for group in groups]
     hits = [value * mask for value, mask in zip(values, known, strict=True)]
-    found = nested_ratios(hits, known, bounds=bounds)
+    means = nested_ratios(hits, known, bounds=bounds)
     rows = torch.cat(known).sum(0).tolist()
     return [
-        replace(one, rows=n) if n > 1 else replace(one, low=None, high=None, rows=n)
-        for one, n in zip(found, rows, strict=True)
+        replace(mean, rows=n) if n > 1 else replace(mean, low=None, high=None, rows=n)
+        for mean, n in zip(means, rows, strict=True)
     ]
 
 
 def nested_ratios(
-    hits: Sequence[Tensor],
-    counted: Sequence[Tensor],
-    *,
-    bounds: Bounds = ANY,
+    hits: Sequence[Tensor], counted: Sequence[Tensor], *, bounds: Bounds = ANY
 ) -> list[NestedEstimate]:
     """Sums of hits over sums of what is counted, by column; NaN where nothing is counted.
 
@@ -346,21 +337,15 @@ def nested_ratios(
     top, bottom = ([group.double() for group in side] for side in (hits, counted))
     value = torch.cat(top).sum(0) / torch.cat(bottom).sum(0)
     n_queries = sum(len(group) for group in top)
-    low = high = None
+    low = high = torch.full_like(value, torch.nan)
     if n_queries > 1:
         low, high = _over_queries(torch.cat(top), torch.cat(bottom), bounds)
         margin = _seed_margin(top, bottom)
         low = torch.minimum(low, (value - margin).clamp(*bounds))
         high = torch.maximum(high, (value + margin).clamp(*bounds))
     return [
-        NestedEstimate(
-            float(value[column]),
-            None if low is None else finite(float(low[column])),
-            None if high is None else finite(float(high[column])),
-            n_queries,
-            len(top),
-        )
-        for column in range(len(value))
+        NestedEstimate(mean, finite(a), finite(b), n_queries, len(top))
+        for mean, a, b in zip(value.tolist(), low.tolist(), high.tolist(), strict=True)
     ]
 
 
@@ -368,8 +353,8 @@ def _seed_margin(top: list[Tensor], bottom: list[Tensor]) -> Tensor:
     """Half of the t-interval over the ratios of seeds, by column; 0 with fewer than two seeds."""
     ratios = torch.stack([a.sum(0) / b.sum(0) for a, b in zip(top, bottom, strict=True)])
     margins = torch.zeros(ratios.shape[1], dtype=torch.float64)
-    for column, own in enumerate(ratios.unbind(1)):
-        known = own[own.isfinite()]
+    for column, by_seed in enumerate(ratios.unbind(1)):
+        known = by_seed[by_seed.isfinite()]
         if len(known) > 1:
             margins[column] = t_quantile(len(known) - 1) * known.std() / math.sqrt(len(known))
     return margins
@@ -377,11 +362,11 @@ def _seed_margin(top: list[Tensor], bottom: list[Tensor]) -> Tensor:
 
 def _over_queries(hits: Tensor, counted: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     """The ends of intervals over queries of all seeds, by column."""
-    found = []
+    intervals = []
     for top, bottom in zip(hits.T, counted.T, strict=True):
         known = bottom > 0  # a query that counts nothing says nothing
         top, bottom = top[known], bottom[known]
         value, left_out = top.sum() / bottom.sum(), (top.sum() - top) / (bottom.sum() - bottom)
-        found.append(torch.stack(jackknife(value, left_out, bottom, bounds)))
-    low, high = torch.stack(found, dim=1)
+        intervals.append(torch.stack(jackknife(value, left_out, bottom, bounds)))
+    low, high = torch.stack(intervals, dim=1)
     return low, high

@@ -94,19 +94,12 @@ class RandomWalks:
                 f"{sum(map(len, self._sampled))} rows are too few to sample a share of "
                 f"{self.share} for random walks; read more text"
             )
-        unknown = torch.full_like(rows, -1, dtype=torch.int32)
-        return {
-            name: RandomWalk(
-                replace(
-                    real[name].rows(rows),
-                    layer=torch.cat(layers),
-                    tokens=torch.cat(self.tokens[name]),
-                    gold=unknown,
-                ),
-                rows,
-            )
-            for name, layers in self.layers.items()
-        }
+        unknown, walks = torch.full_like(rows, -1, dtype=torch.int32), {}
+        for name, layers in self.layers.items():
+            layer, tokens = torch.cat(layers), torch.cat(self.tokens[name])
+            sampled = replace(real[name].rows(rows), layer=layer, tokens=tokens, gold=unknown)
+            walks[name] = RandomWalk(sampled, rows)
+        return walks
 
 
 class Walk:

@@ -6,6 +6,7 @@ Out: rows, a data frame, JSON, a table or a grid; `saturation` shows since when 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -70,22 +71,16 @@ class Readings(Result):
 
     def _rows(self) -> Iterator[Row]:
         """One plain dict per map, position and layer, layers ascending."""
-        for name, track in self.tracks.items():
-            for place, position in enumerate(self.positions):
-                for layer in range(self.n_layers + 1):
-                    one = {key: value[layer, place].tolist() for key, value in vars(track).items()}
-                    top = [
-                        {"id": token, "token": self.decode(token), "prob": prob}
-                        for token, prob in zip(one["ids"], one["probs"], strict=True)
-                    ]
-                    yield {
-                        "map": name,
-                        "position": position,
-                        "token": self.tokens[position],
-                        "layer": layer,
-                        "top": top,
-                        **{key: one[key] for key in MEASURES},
-                    }
+        cells = product(enumerate(self.positions), range(self.n_layers + 1))
+        for (name, track), ((place, position), layer) in product(self.tracks.items(), cells):
+            values = {key: value[layer, place].tolist() for key, value in vars(track).items()}
+            top = [
+                {"id": token, "token": self.decode(token), "prob": prob}
+                for token, prob in zip(values["ids"], values["probs"], strict=True)
+            ]
+            row = {"map": name, "position": position, "token": self.tokens[position]}
+            measures = {key: values[key] for key in MEASURES}
+            yield {**row, "layer": layer, "top": top, **measures}
 
     def _lines(self) -> Iterator[Row]:
         """One line per map, position, layer and rank."""
@@ -135,11 +130,9 @@ class Readings(Result):
 
     def headline(self) -> str:
         """The position that a table shows: the last one."""
-        last = self.positions[-1]
-        more = f"; {len(self.positions)} were read, `only` shows another"
-        return f"position {last}, {token_text(self.tokens[last])}" + (
-            more if len(self.positions) > 1 else ""
-        )
+        last, n = self.positions[-1], len(self.positions)
+        more = f"; {n} were read, `only` shows another" if n > 1 else ""
+        return f"position {last}, {token_text(self.tokens[last])}{more}"
 
     def legend(self) -> str:
         """What the marks mean."""
@@ -153,8 +146,8 @@ class Readings(Result):
         for row in self.at(self.positions[-1]):
             layers[row["layer"]].append(row)
         rows = [
-            [Cell(str(layer), sort=layer), *(cell for row in own for cell in _cells(row))]
-            for layer, own in enumerate(layers[:-1])
+            [Cell(str(layer), sort=layer), *(cell for row in by_lens for cell in _cells(row))]
+            for layer, by_lens in enumerate(layers[:-1])
         ]
         heads = ["layer", *(head for name in self.tracks for head in (name, "=", "KL"))]
         answer = "  ".join(f"{part.text} {part.small}" for part in _top(layers[-1][0]))

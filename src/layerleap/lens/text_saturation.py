@@ -6,6 +6,7 @@ data frame, JSON, a table or a strip of cards.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar
 
 import torch
@@ -60,25 +61,21 @@ class SaturationLayers(Result):
             layers = saturation_layers(track.ids.transpose(0, 1)).tolist()
             for place, position in enumerate(readings.positions):
                 following, top = readings.following[place], track.ids[-1, place].tolist()
-                yield {
-                    "map": name,
-                    "position": position,
-                    "token": readings.tokens[position],
-                    "next": None if following < 0 else readings.decode(following),
-                    "ranks": [
-                        {
-                            "rank": rank,
-                            "id": token,
-                            "token": readings.decode(token),
-                            "layer": layer,
-                            "saturates": layer < last,
-                            "is_next": None if following < 0 else token == following,
-                        }
-                        for rank, (token, layer) in enumerate(
-                            zip(top, layers[place], strict=True), 1
-                        )
-                    ],
-                }
+                is_known = following >= 0
+                ranks = [
+                    {
+                        "rank": rank,
+                        "id": token,
+                        "token": readings.decode(token),
+                        "layer": layer,
+                        "saturates": layer < last,
+                        "is_next": token == following if is_known else None,
+                    }
+                    for rank, token, layer in zip(count(1), top, layers[place], strict=False)
+                ]
+                row = {"map": name, "position": position, "token": readings.tokens[position]}
+                next_token = readings.decode(following) if is_known else None
+                yield {**row, "next": next_token, "ranks": ranks}
 
     def _lines(self) -> Iterator[Row]:
         """One line per map, position and rank."""
@@ -156,15 +153,11 @@ class SaturationLayers(Result):
 
     def head(self, model: str, text: str) -> PageHead:
         """What a page says around it."""
-        last = self.readings.n_layers
+        last, n_positions = self.readings.n_layers, len(self.readings.positions)
         return PageHead(
             kicker="saturation layers",
             title=("Where", model, "makes up its mind"),
-            facts=(
-                f"{last} layers",
-                f"ranks 1 to {self.k}",
-                f"{len(self.readings.positions)} positions",
-            ),
+            facts=(f"{last} layers", f"ranks 1 to {self.k}", f"{n_positions} positions"),
             heading="From which layer on each token keeps its rank",
             lead=f"Below each token of the text are the {self.k} tokens that the model finds most "
             "likely to come next, best first. The number is the layer from which that token has "
