@@ -27,8 +27,8 @@ from layerleap.lens.compare.difference import (
     Words,
 )
 from layerleap.lens.compare.model_pair import ModelPair, NoWindow, Pieces, Place, open_pair
+from layerleap.lens.vocabulary.ends import Scored, vector_ends
 from layerleap.lens.vocabulary.index_settings import Inverse
-from layerleap.lens.vocabulary.neurons import Scored, vector_ends
 from layerleap.models.facts import KINDS
 from layerleap.models.load import Tell
 from layerleap.models.transformer import Transformer

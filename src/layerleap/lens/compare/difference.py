@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 from layerleap.lens.compare.lists import listed, ranges
+from layerleap.lens.vocabulary.ends import Scored
 from layerleap.lens.vocabulary.index_settings import Inverse
-from layerleap.lens.vocabulary.neurons import Scored
 from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table

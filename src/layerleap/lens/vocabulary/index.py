@@ -10,6 +10,7 @@ In: a wrapped model and the file that `build` made for it. Out: `ConceptIndex`.
 
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, BadSettings, CannotFetch, WrongModel
 from layerleap.lens.vocabulary.clusters import NAMES
+from layerleap.lens.vocabulary.ends import Scored
 from layerleap.lens.vocabulary.index_settings import (
     IndexSettings,
     SearchSide,
@@ -36,7 +38,6 @@ from layerleap.lens.vocabulary.lookup import (
     labels,
     scored,
 )
-from layerleap.lens.vocabulary.neurons import Scored
 from layerleap.lens.vocabulary.ranges import Range
 from layerleap.lens.vocabulary.search import Matches, Words, find_tokens, search
 from layerleap.lens.vocabulary.tokens import TokenLabel
@@ -63,19 +64,12 @@ class Vector(Plain):
         """One line per end and rank."""
         import pandas
 
-        return pandas.DataFrame(
-            [
-                {
-                    "end": end,
-                    "rank": rank,
-                    "id": one.token.id,
-                    "token": one.token.label,
-                    "score": one.score,
-                }
-                for end in ("promotes", "suppresses")
-                for rank, one in enumerate(getattr(self, end), 1)
-            ]
-        )
+        rows = [
+            (end, rank, one.token.id, one.token.label, one.score)
+            for end in ("promotes", "suppresses")
+            for rank, one in enumerate(getattr(self, end), 1)
+        ]
+        return pandas.DataFrame(rows, columns=["end", "rank", "id", "token", "score"])
 
 
 @dataclass(frozen=True)
@@ -119,10 +113,9 @@ class ConceptIndex:
     @checked
     def open(cls, transformer: Transformer, path: str | Path | None = None) -> "ConceptIndex":
         """The index in a file, by default the cached one; it must be of the same weights."""
-        own = path is None
         file = Path(default_path(transformer, IndexSettings()) if path is None else path)
         name = transformer.identity.name
-        if own and not file.is_file():
+        if path is None and not file.is_file():
             raise BadArtifact(f"there is no index of {name} yet; run: layerleap index {name}")
         index = cls(transformer, IndexFile(file))
         index.check_model()
@@ -131,13 +124,14 @@ class ConceptIndex:
     def check_model(self) -> None:
         """Raise `WrongModel` unless the index is of exactly the weights that the model has now."""
         self.transformer.refresh()
-        of, own = self.file.about["model"], self.transformer.identity
-        if of["fingerprint"] != own.fingerprint:
+        indexed, identity = self.file.about["model"], self.transformer.identity
+        if indexed["fingerprint"] != identity.fingerprint:
+            name, fingerprint = identity.name, identity.fingerprint[:8]
             since = ", changed since it was loaded" if self.transformer.is_changed else ""
             raise WrongModel(
-                f"{self.path} is an index of other weights ({of['name']}, fingerprint "
-                f"{of['fingerprint'][:8]}) than those of {own.name} "
-                f"({own.fingerprint[:8]}{since}); build one with: layerleap index {own.name}"
+                f"{self.path} is an index of other weights ({indexed['name']}, fingerprint "
+                f"{indexed['fingerprint'][:8]}) than those of {name} ({fingerprint}{since}); "
+                f"build one with: layerleap index {name}"
             )
 
     @property
@@ -214,29 +208,25 @@ class ConceptIndex:
         number = self.file.vector(block, neuron)
         if top < 1:
             raise BadSettings(f"top is {top}; expected 1 or more")
-        own = self._values(block)[neuron]
-        if not own.any():
+        vector = self._values(block)[neuron]
+        if not vector.any():
             raise BadSettings(
                 f"the value vector of L{block}.N{neuron} is zero, so it has no direction and no "
                 "neighbours"
             )
-        cosines = torch.cat([_cosines(self._values(e.block), own) for e in self._known()])
+        cosines = torch.cat([_cosines(self._values(e.block), vector) for e in self._known()])
         cosines[number] = -torch.inf
         best = cosines.sort(descending=True, stable=True)
         order = [i for i in best.indices[:top].tolist() if cosines[i] > -torch.inf]
+        neighbours = []
         with self.file.reading() as connection:
-            ends = [
-                [end.ids[:FEW].tolist() for end in ends_of(connection, other)] for other in order
-            ]
-            names = labels(connection, (i for both in ends for ids in both for i in ids))
-        return [
-            Neighbour(
-                *self.file.neuron(other),
-                round(float(cosines[other]), 6),
-                *(tuple(names[id_] for id_ in ids) for ids in both),
-            )
-            for other, both in zip(order, ends, strict=True)
-        ]
+            for other in order:
+                ends = [end.ids[:FEW].tolist() for end in ends_of(connection, other)]
+                names = labels(connection, chain(*ends))
+                words = (tuple(names[id_] for id_ in ids) for ids in ends)
+                cosine = round(float(cosines[other]), 6)
+                neighbours.append(Neighbour(*self.file.neuron(other), cosine, *words))
+        return neighbours
 
     @checked
     def clusters(self, *, top: int = 50, query: str | None = None) -> list[Cluster]:
@@ -273,12 +263,8 @@ class ConceptIndex:
                 "SELECT vector, cosine FROM members WHERE cluster = ? ORDER BY cosine DESC, vector",
                 (number,),
             ).fetchall()
-        return Cluster(
-            number,
-            row[0],
-            *_both_scored(ends, names),
-            tuple(Member(*self.file.neuron(vector), cosine) for vector, cosine in members),
-        )
+        near = tuple(Member(*self.file.neuron(vector), cosine) for vector, cosine in members)
+        return Cluster(number, row[0], *_both_scored(ends, names), near)
 
     def _need_clusters(self) -> None:
         if reason := self.file.about.get("no_clusters"):
@@ -297,11 +283,11 @@ def _both_scored(
     return scored(ends[0], names), scored(ends[1], names)
 
 
-def _cosines(values: Tensor, own: Tensor) -> Tensor:
-    """The cosine of each row to `own`; zero vectors have none and come last."""
-    own = own.to(values.device)
+def _cosines(values: Tensor, vector: Tensor) -> Tensor:
+    """The cosine of each row to a vector; zero vectors have none and come last."""
+    vector = vector.to(values.device)
     norms = values.norm(dim=1)
-    cosines = values @ own / (norms * own.norm())
+    cosines = values @ vector / (norms * vector.norm())
     return torch.where(norms > 0, cosines, -torch.inf).cpu()
 
 
@@ -309,8 +295,8 @@ def _named(ends: list[tuple[End, End]], words: Words) -> NDArray[np.float64]:
     """How strongly words name each cluster: by word 1 and more for a hit, 2 for its first token."""
     ids = np.full((len(ends), 2, NAMES), -1)
     for cluster, both in enumerate(ends):
-        for end, own in enumerate(both):
-            ids[cluster, end, : len(own.ids)] = own.ids
+        for end, tokens_of in enumerate(both):
+            ids[cluster, end, : len(tokens_of.ids)] = tokens_of.ids
     points = np.zeros(len(ends))
     for tokens in words.tokens.values():
         hits = np.isin(ids, tokens)

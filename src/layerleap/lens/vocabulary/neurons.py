@@ -24,7 +24,7 @@ from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.lens import Lens
 from layerleap.lens.top import top_k
-from layerleap.lens.vocabulary.ends import Ends, both_ends
+from layerleap.lens.vocabulary.ends import Scored, check_neuron, vector_ends
 from layerleap.lens.vocabulary.tokens import TokenLabel, output_label, token_label
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import Capture, check_block
@@ -32,7 +32,7 @@ from layerleap.models.hooks.recording import Recording
 from layerleap.models.inputs import padded
 from layerleap.models.prompts import OnePrompt, Prompts, numbered, several
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
+from layerleap.models.weights import FeedForward, feed_forward, feed_forwards
 from layerleap.results.base import WIDE, Result
 from layerleap.results.cells import Cell, Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
@@ -43,14 +43,6 @@ Where = Literal["before", "attention", "ffn"]
 ENDS = 5  # tokens shown of each end of a vector
 STAGES = {"before": "before the block", "attention": "after attention", "ffn": "after the FFN"}
 CLIMBED = {True: "\u25b2", False: "\u25bc"}
-
-
-@dataclass(frozen=True)
-class Scored(Plain):
-    """A token and its score: a logit that a vector adds."""
-
-    token: TokenLabel
-    score: float
 
 
 @dataclass(frozen=True)
@@ -529,32 +521,6 @@ class _Places:
     def sites(self) -> list[Any]:
         sites: list[Any] = [] if self.middle is None else [self.middle]
         return sites if self.ffn is None else [*sites, self.ffn.site]
-
-
-def check_neuron(ffn: FeedForward, neuron: int) -> None:
-    """Refuse a neuron that the block does not have."""
-    if not 0 <= neuron < ffn.n_neurons:
-        raise BadSettings(
-            f"neuron {neuron} does not exist: block {ffn.block} has neurons 0 to "
-            f"{ffn.n_neurons - 1}"
-        )
-
-
-def vector_ends(
-    transformer: Transformer, vectors: Tensor, top: int, matrix: Tensor | None = None
-) -> list[tuple[tuple[Scored, ...], tuple[Scored, ...]]]:
-    """For each vector, the tokens it promotes most and those it suppresses most.
-
-    Read through the output matrix, or any other of (d_vocab, d_model).
-    """
-    matrix = unembedding(transformer) if matrix is None else matrix
-    high, low = both_ends(vectors.float(), matrix, top)
-
-    def scored(end: Ends, row: int) -> tuple[Scored, ...]:
-        pairs = zip(end.ids[row].tolist(), end.scores[row].tolist(), strict=True)
-        return tuple(Scored(output_label(transformer, index), score) for index, score in pairs)
-
-    return [(scored(high, row), scored(low, row)) for row in range(len(vectors))]
 
 
 def _rank(logits: Tensor, index: int) -> int:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from layerleap.errors import BadSettings, check_choice
 from layerleap.lens.vocabulary.index_settings import SearchSide, Space, split_query
-from layerleap.lens.vocabulary.lookup import MOST_VARIABLES, IndexFile, ends_of, labels
+from layerleap.lens.vocabulary.lookup import IndexFile, ends_of, labels, rows_of
 from layerleap.lens.vocabulary.store import PROMOTED, SUPPRESSED
 from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.results.base import Result
@@ -36,19 +36,12 @@ from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
 from layerleap.results.plain import Plain, plain
 
-SIDES: dict[str, tuple[int, ...]] = {
-    "both": (PROMOTED, SUPPRESSED),
-    "promoted": (PROMOTED,),
-    "suppressed": (SUPPRESSED,),
-}
-SIDE_NAMES: dict[int, Literal["promoted", "suppressed"]] = {
-    PROMOTED: "promoted",
-    SUPPRESSED: "suppressed",
-}
+SIDES = {"both": (PROMOTED, SUPPRESSED), "promoted": (PROMOTED,), "suppressed": (SUPPRESSED,)}
+SIDE_NAMES: tuple[Literal["promoted"], Literal["suppressed"]] = ("promoted", "suppressed")
 ENDS = {"promoted": "promotes", "suppressed": "suppresses"}  # the field of a match
 TIES = 2**24  # above any sum of places, so that it only decides between equal scores
 SHORTEST_PIECE = 3  # letters of the beginning that stands for a word without a token
-KEPT = ("block", "neuron", "score", "side", "matched", "promotes", "suppresses")
+KEYS = ("block", "neuron", "score", "side", "matched", "promotes", "suppresses")  # of a data frame
 SHOWN = 10  # tokens per end in a result
 
 
@@ -96,19 +89,19 @@ class Matches(Result, list[Match]):
                 Column("suppresses", strong="matched"),
             ),
             lines=lambda matches: map(_line, matches),
-            keys=KEPT,
+            keys=KEYS,
         ),
     )
 
     def __init__(
         self,
         query: str,
-        found: Iterable[Match],
+        matches: Iterable[Match],
         missing: list[str],
         pieces: dict[str, str],
         meant: dict[str, list[str]] | None = None,
     ) -> None:
-        super().__init__(found)
+        super().__init__(matches)
         self.meant = meant or {}  # by word that is not a token, tokens that resemble it
         self.query = query
         self.missing = missing  # words without a token
@@ -122,10 +115,8 @@ class Matches(Result, list[Match]):
             f"partial matches, ranked last{self._meant(word)}."
             for word, piece in self.pieces.items()
         ]
-        return notes + [
-            f"no token of this model begins a word with {word!r}{self._meant(word)}."
-            for word in self.missing
-        ]
+        nothing = "no token of this model begins a word with"
+        return notes + [f"{nothing} {word!r}{self._meant(word)}." for word in self.missing]
 
     def _meant(self, word: str) -> str:
         tokens = " or ".join(map(repr, self.meant.get(word, ())))
@@ -133,8 +124,7 @@ class Matches(Result, list[Match]):
 
     def facts(self) -> Row:
         """The query, and what became of its words."""
-        kept = ("query", "missing", "pieces", "meant")
-        return {key: getattr(self, key) for key in kept}
+        return {key: getattr(self, key) for key in ("query", "missing", "pieces", "meant")}
 
     def headline(self) -> str:
         """What was searched for."""
@@ -167,7 +157,7 @@ class Matches(Result, list[Match]):
 def _line(match: Match) -> Row:
     """What a data frame holds of one vector."""
     row = match.to_dict()
-    return {key: row[key] for key in KEPT}
+    return {key: row[key] for key in KEYS}
 
 
 @dataclass
@@ -199,26 +189,26 @@ def search(
         words = find_tokens(connection, query, space)
         ranked = _ranked(connection, index, words, SIDES[side], top)
         matched = {token for tokens in words.tokens.values() for token in tokens}
-        found = _matches(connection, index, ranked, matched)
-        strange = [*words.pieces, *words.missing]
-        meant = {word: near for word in strange if (near := _resembling(connection, word))}
-    return Matches(query, found, words.missing, words.pieces, meant)
+        matches = _matches(connection, index, ranked, matched)
+        unknown = [*words.pieces, *words.missing]
+        meant = {word: near for word in unknown if (near := _resembling(connection, word))}
+    return Matches(query, matches, words.missing, words.pieces, meant)
 
 
 def find_tokens(connection: sqlite3.Connection, query: str, space: Space = "any") -> Words:
     """The tokens that match each word of a query."""
     check_choice(space, Space, "space")
-    found = Words()
+    words = Words()
     for word in split_query(query):
         for piece in [word, *_beginnings(word)]:
             if tokens := _tokens(connection, piece, space):
-                found.tokens[word] = tokens
+                words.tokens[word] = tokens
                 if piece != word:
-                    found.pieces[word] = piece
+                    words.pieces[word] = piece
                 break
         else:
-            found.missing.append(word)
-    return found
+            words.missing.append(word)
+    return words
 
 
 def _resembling(connection: sqlite3.Connection, word: str) -> list[str]:
@@ -267,11 +257,7 @@ def _tokens(connection: sqlite3.Connection, word: str, space: Space) -> list[int
 
 
 def _ranked(
-    connection: sqlite3.Connection,
-    index: IndexFile,
-    words: Words,
-    ends: tuple[int, ...],
-    top: int,
+    connection: sqlite3.Connection, index: IndexFile, words: Words, ends: tuple[int, ...], top: int
 ) -> list[tuple[int, int, float, bool]]:
     """(vector, end, score, whether it has only beginnings of words) of the best ones."""
     if not words.tokens:
@@ -283,14 +269,11 @@ def _ranked(
     vectors = np.flatnonzero(points)
     full, whole = 2 * index.top * n * n, n * (index.top + 1)
     places = points // TIES
+    best = vectors[np.argsort(-points[vectors], kind="stable")][:top].tolist()
+    scores = (int(places[vector]) for vector in best)
     return [
-        (
-            int(vector),
-            ends[better[vector]],
-            round(int(places[vector]) / full, 6),
-            bool(places[vector] < whole),
-        )
-        for vector in vectors[np.argsort(-points[vectors], kind="stable")][:top]
+        (vector, ends[better[vector]], round(score / full, 6), score < whole)
+        for vector, score in zip(best, scores, strict=True)
     ]
 
 
@@ -304,7 +287,10 @@ def _points(
     points = np.zeros(index.n_vectors, np.int64)
     n = len(words.tokens)
     for word, tokens in words.tokens.items():
-        vectors, ranks = _postings(connection, [2 * token + end for token in tokens])
+        ids = [2 * token + end for token in tokens]
+        postings = list(rows_of(connection, "vectors, ranks FROM postings", ids))
+        vectors = np.frombuffer(b"".join(row[0] for row in postings), "<i4")
+        ranks = np.frombuffer(b"".join(row[1] for row in postings), np.uint8)
         places = index.top - ranks.astype(np.int64)
         best = np.zeros_like(points)
         np.maximum.at(best, vectors, places)
@@ -312,23 +298,6 @@ def _points(
         # Beginnings of all other words together count less than one whole word.
         points += (best if word in words.pieces else (best > 0) * n * (index.top + best)) * TIES
     return points
-
-
-def _postings(
-    connection: sqlite3.Connection, wanted: list[int]
-) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The vectors that have some tokens at one end, and the tokens' ranks, one after another."""
-    rows: list[tuple[bytes, bytes]] = []
-    for start in range(0, len(wanted), MOST_VARIABLES):
-        some = wanted[start : start + MOST_VARIABLES]
-        marks = ",".join("?" * len(some))
-        rows += connection.execute(
-            f"SELECT vectors, ranks FROM postings WHERE id IN ({marks})", some
-        )
-    vectors, ranks = (
-        (b"".join(column) for column in zip(*rows, strict=True)) if rows else (b"", b"")
-    )
-    return np.frombuffer(vectors, "<i4"), np.frombuffer(ranks, np.uint8)
 
 
 def _matches(
