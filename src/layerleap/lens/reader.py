@@ -93,12 +93,7 @@ class Reader:
         layers: Sequence[int] | None = None,
         on_logits: LogitObserver | None = None,
     ) -> None:
-        """Start without rows.
-
-        Args:
-            layers: the layers below the last to read, in order; all by default.
-            on_logits: called with all logits, including those of the last layer.
-        """
+        """Start without rows, to read some layers below the last in order; all by default."""
         self.transformer, self.predictors, self.on_logits = transformer, predictors, on_logits
         self.layers = tuple(range(transformer.n_layers) if layers is None else layers)
         self._values: dict[tuple[str, str], list[Tensor]] = {

@@ -25,12 +25,7 @@ class RidgeChooser:
     def __init__(
         self, transformer: Transformer, moments: Moments, rows: Tensor, *, intercept: bool
     ) -> None:
-        """Prepare the model's answers.
-
-        Args:
-            moments: to the last layer, without the rows.
-            rows: (row, n_layers + 1, d_model).
-        """
+        """Moments to the last layer, without the rows; and these, (row, n_layers + 1, d_model)."""
         self.moments, self.intercept = moments, intercept
         self._last = len(RIDGES) // 2  # where the search ended before
         which = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().long()

@@ -99,10 +99,7 @@ def affine_of(start: Map, width: int) -> tuple[Tensor, Tensor | None]:
 
 
 def translators(starts: Sequence[Map], states: SavedStates) -> list[Translator]:
-    """A translator per start map, scaled by statistics of a sample of the states.
-
-    The start maps must be on the device to train on.
-    """
+    """A translator per start map (on the device to train on), scaled by a sample of the states."""
     device = next(iter(starts[0].tensors().values())).device
     d, n = states.d_model, min(len(states), max(SAMPLE, 8 * states.d_model))
     rows = torch.linspace(0, len(states) - 1, n, dtype=torch.float64).round().long()
@@ -158,10 +155,7 @@ class Answers:
 
 
 def kl_gradient(transformer: Transformer, y: Tensor, p: Tensor) -> Tensor:
-    """The gradient of the mean KL(p || reading of y) over rows with respect to y.
-
-    Only y gets a gradient, not the model's parameters.
-    """
+    """The gradient of the mean KL(p || reading of y) over rows with respect to y alone."""
     with torch.enable_grad():
         y = y.detach().requires_grad_()
         z = transformer.logits(y.to(transformer.model.dtype))

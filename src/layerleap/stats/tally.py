@@ -181,15 +181,10 @@ def run_tally(
     progress: Progress = silent,
     total: int | None = None,
 ) -> Tally:
-    """Add every batch of this shard that is not in `tally` yet.
+    """Add every batch of this shard that is not in `tally` yet; others are skipped.
 
-    Args:
-        batches: the whole stream; batches of other shards and those already added are skipped.
-        tally: empty, or loaded from a checkpoint.
-        shard: (index, number of shards).
-        checkpoint: where to save the tally: about every half minute, when interrupted, and at the
-            end.
-        writer: also saves the states that are fitted on.
+    The tally is saved to `checkpoint` about every half minute, when interrupted, and at the end;
+    `writer` also saves the states that are fitted on.
     """
     saver = Saver(tally.save, checkpoint)
     n_new, digest = 0, ""
@@ -232,10 +227,7 @@ class Saver:
     def __init__(
         self, write: Callable[[Path], None], path: Path | None, longest: float = LONGEST_SECONDS
     ) -> None:
-        """`write` saves everything to `path`; None means no checkpoint.
-
-        `longest` is the largest number of seconds between two checkpoints.
-        """
+        """`write` saves everything to `path`, at least every `longest` seconds; None: nowhere."""
         self.write, self.path, self.longest = write, path, longest
         self.saved = self.seen = time.monotonic()
         self.pause = min(pause_after(0.0), longest)

@@ -75,20 +75,14 @@ class Alignment(Result):
         check_choice(kind, self.kinds, "kind")
         check_choice(measure, MEASURES, "measure")
         check_choice(space, self.spaces, "space")
-        return next(
-            one
-            for one in self.matchings
-            if (one.kind, one.measure, one.space) == (kind, measure, space)
-        )
+        chosen = (kind, measure, space)
+        return next(m for m in self.matchings if (m.kind, m.measure, m.space) == chosen)
 
     def short(self) -> str:
         """What it is, in one line."""
-        best = ", ".join(
-            f"{kind} {one.hits}/{len(one.matches)}"
-            for kind in self.kinds
-            if (one := self.matching(kind))
-        )
-        return f"Alignment({self.a} and {self.b}, blocks at their own number by best match: {best})"
+        best = map(self.matching, self.kinds)
+        hits = ", ".join(f"{one.kind} {one.hits}/{len(one.matches)}" for one in best)
+        return f"Alignment({self.a} and {self.b}, blocks at their own number by best match: {hits})"
 
     @property
     def notes(self) -> list[str]:
@@ -107,8 +101,8 @@ class Alignment(Result):
 
     def facts(self) -> Row:
         """What was compared, and how."""
-        kept = ("a", "b", "n_tokens", "d_vocab", "fold", "seed", "missing")
-        return {key: getattr(self, key) for key in kept}
+        keys = ("a", "b", "n_tokens", "d_vocab", "fold", "seed", "missing")
+        return {key: getattr(self, key) for key in keys}
 
     def headline(self) -> str:
         """Both models."""
@@ -124,17 +118,10 @@ class Alignment(Result):
 
     def _lines(self) -> list[Row]:
         """One line per match."""
+        keys = ("a", "b", "is_own", "similarity", "margin")
         return [
-            {
-                "kind": one.kind,
-                "space": one.space,
-                "measure": one.measure,
-                "a": match.a,
-                "b": match.b,
-                "is_own": match.is_own,
-                "similarity": match.similarity,
-                "margin": match.margin,
-            }
+            {"kind": one.kind, "space": one.space, "measure": one.measure}
+            | {key: getattr(match, key) for key in keys}
             for one in self.matchings
             for match in one.matches
         ]

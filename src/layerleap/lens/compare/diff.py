@@ -9,7 +9,8 @@ Names are read from safetensors files, one block of each model at a time (`model
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ def diff(
     chosen = tuple(dict.fromkeys(kinds or KINDS))
     moved, blocks = Moved(chosen, top), []
     with reporting(progress) as report, torch.no_grad():
-        outside = tuple(_outside_change(*given) for given in pair.outside())
+        outside = tuple(starmap(_outside_change, pair.outside()))
         for block in range(1, pair.n_layers + 1):
             blocks.append(_block_change(pair, block, chosen, moved, is_asked=bool(kinds)))
             report("comparing blocks", block, pair.n_layers, "blocks")
@@ -153,27 +154,30 @@ class _Sums:
 
 
 def _outside_change(name: str, pieces: Pieces, remark: str) -> OutsideChange:
-    sums, is_known = _Sums(), False
+    sums = _Sums()
     for base, tuned in pieces:
         sums.add(base, tuned)
-        is_known = True
-    if not is_known:
+    if not sums.n_tensors:
         return OutsideChange(name, None, False, remark)
     return OutsideChange(name, sums.relative, sums.is_identical and not remark, remark)
 
 
 class _Candidate(NamedTuple):
     score: float  # that decides which moved most
-    block: int
-    number: int  # of the neuron or head
-    is_shared: bool
-    relative: float | None
-    cosine: float | None
+    place: tuple[int, int]  # the block, and the neuron or head
+    change: HeadChange | NeuronChange  # without tokens
     displacement: Tensor  # (d_model,), or (d_head, d_model)
 
 
 class Moved:
-    """The vectors and heads that moved most so far, by kind."""
+    """The vectors and heads that moved most so far, by kind; only as many as are listed are kept.
+
+    A displacement is theta_tuned - theta_base; its tokens are those of the base's output matrix
+    times the displacement (arXiv 2209.02535, section 5), at unit length: scores of a vector that
+    moved little can then be compared with those of one that moved far. The displacement of a head
+    is a matrix, (d_head, d_model), which is read along the direction that holds most of it. A
+    direction has no sign, so the two ends of a head could be swapped; the stronger one comes first.
+    """
 
     def __init__(self, kinds: Iterable[str], top: int) -> None:
         self.top = top
@@ -200,35 +204,36 @@ class Moved:
             cosine = None
             if size:  # float64: rounding would depend on the layout of the rows
                 cosine = float(shift[row].double() @ start[row].double()) / (norm * size)
-            return _Candidate(norm, block, row, False, relative, cosine, shift[row].float().clone())
+            change = NeuronChange(block, row, kind, norm, relative, cosine)
+            return _Candidate(norm, (block, row), change, shift[row].float().clone())
 
         self._offer(kind, norms, candidate)
 
     def _take_heads(
         self, block: int, kind: str, where: Place, start: Tensor, shift: Tensor
     ) -> None:
-        known = heads(*where)
-        is_own = kind in ("attn.q", "attn.o")
-        n_heads = known.n_heads if is_own else known.n_kv_heads
-        is_shared = n_heads < known.n_heads
+        facts = heads(*where)
+        n_heads = facts.n_heads if kind in ("attn.q", "attn.o") else facts.n_kv_heads
+        is_shared = n_heads < facts.n_heads
         parts = shift.reshape(n_heads, -1, shift.shape[1])
         sizes = start.reshape(n_heads, -1).norm(dim=1).clamp_min(torch.finfo(start.dtype).tiny)
         relatives = parts.flatten(1).norm(dim=1) / sizes
 
         def candidate(row: int) -> _Candidate:
             score = float(relatives[row])
-            return _Candidate(score, block, row, is_shared, score, None, parts[row].float().clone())
+            change = HeadChange(block, row, kind, is_shared, score, share=1.0)
+            return _Candidate(score, (block, row), change, parts[row].float().clone())
 
         self._offer(kind, relatives, candidate)
 
     def _offer(self, kind: str, scores: Tensor, candidate: Callable[[int], _Candidate]) -> None:
-        kept = self.best[kind]
+        best = self.best[kind]
         values, rows = scores.topk(min(self.top, len(scores)))
         for value, row in zip(values.tolist(), rows.tolist(), strict=True):
-            if value > 0 and (len(kept) < self.top or value > kept[-1].score):
-                kept.append(candidate(row))
-                kept.sort(key=lambda one: (-one.score, one.block, one.number))
-                del kept[self.top :]
+            if value > 0 and (len(best) < self.top or value > best[-1].score):
+                best.append(candidate(row))
+                best.sort(key=lambda one: (-one.score, one.place))
+                del best[self.top :]
 
     def read(
         self, reader: Transformer, tokens: int, inverse: Inverse
@@ -236,39 +241,26 @@ class Moved:
         """Heads and neurons by kind, with both ends of their displacements; what is missing."""
         head_changes, neuron_changes = [], []
         missing: dict[str, str] = {}
-        for kind, kept in self.best.items():
-            found = [_direction(one.displacement) for one in kept]
-            ends: list[tuple[Words, Words]] = [((), ())] * len(kept)
+        for candidates in filter(None, self.best.values()):
+            directions = [_direction(one.displacement) for one in candidates]
+            ends: list[tuple[Words, Words]] = [((), ())] * len(candidates)
             try:
-                if kept:
-                    rows = torch.stack([one for one, _ in found])
-                    ends = vector_ends(reader, _seen(reader, rows, inverse), tokens)
+                rows = torch.stack([direction for direction, _ in directions])
+                if inverse == "pseudo":
+                    rows = dual(rows, unembedding(reader))
+                    rows = rows / rows.norm(dim=1, keepdim=True)
+                ends = vector_ends(reader, rows, tokens)
             except (ModelRefused, BadSettings) as error:  # all else is known by now
                 missing["tokens"] = str(error)
-            for one, (_, share), both in zip(kept, found, ends, strict=True):
-                if kind.startswith("ffn."):
-                    neuron_changes.append(_neuron(kind, one, *both))
-                else:
-                    head_changes.append(_head(kind, one, share, *both))
+            changes = (one.change for one in candidates)
+            for change, (_, share), (high, low) in zip(changes, directions, ends, strict=True):
+                if isinstance(change, NeuronChange):
+                    neuron_changes.append(replace(change, promotes=high, suppresses=low))
+                    continue
+                if high and low and abs(low[0].score) > abs(high[0].score):
+                    high, low = (tuple(Scored(w.token, -w.score) for w in e) for e in (low, high))
+                head_changes.append(replace(change, share=share, promotes=high, suppresses=low))
         return tuple(head_changes), tuple(neuron_changes), missing
-
-
-def _neuron(kind: str, one: _Candidate, high: Words, low: Words) -> NeuronChange:
-    return NeuronChange(one.block, one.number, kind, one.score, one.relative, one.cosine, high, low)
-
-
-def _head(kind: str, one: _Candidate, share: float, high: Words, low: Words) -> HeadChange:
-    if high and low and abs(low[0].score) > abs(high[0].score):
-        high, low = (tuple(Scored(w.token, -w.score) for w in end) for end in (low, high))
-    return HeadChange(one.block, one.number, kind, one.is_shared, one.score, share, high, low)
-
-
-def _seen(reader: Transformer, rows: Tensor, inverse: Inverse) -> Tensor:
-    """What the output matrix is multiplied by, at unit length."""
-    if inverse == "pseudo":
-        rows = dual(rows, unembedding(reader))
-        rows = rows / rows.norm(dim=1, keepdim=True)
-    return rows
 
 
 def _direction(displacement: Tensor) -> tuple[Tensor, float]:

@@ -86,13 +86,8 @@ class Matching:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            **asdict(self),
-            "hits": self.hits,
-            "expected_hits": self.expected_hits,
-            "chance": self.chance,
-            "smallest_margin": self.smallest_margin,
-        }
+        keys = ("hits", "expected_hits", "chance", "smallest_margin")
+        return asdict(self) | {key: getattr(self, key) for key in keys}
 
 
 def match_layers(
@@ -110,14 +105,13 @@ def match_layers(
     places, partners = optimize.linear_sum_assignment(similarity.numpy(), maximize=True)
     matches = []
     for row, column in zip(places.tolist(), partners.tolist(), strict=True):
-        own = similarity[row].tolist()
-        value = own.pop(column)
-        margin = value - max(own) if own else None
+        others = similarity[row].tolist()
+        value = others.pop(column)
+        margin = value - max(others) if others else None
         matches.append(LayerMatch(blocks_a[row], blocks_b[column], value, margin))
     table = tuple(map(tuple, similarity.tolist()))
-    return Matching(
-        kind, space, measure, tuple(blocks_a), tuple(blocks_b), table, tuple(matches), rows
-    )
+    blocks = tuple(blocks_a), tuple(blocks_b)
+    return Matching(kind, space, measure, *blocks, table, tuple(matches), rows)
 
 
 def chance_of_hits(hits: int, common: int, larger: int) -> float:

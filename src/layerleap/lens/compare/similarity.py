@@ -1,7 +1,8 @@
-"""Exact Pearson correlation of vectors of two models, from a few small matrices.
+"""How similar every block of one model is to every block of another, by one kind of vector.
 
-In: the output matrices of two models with one vocabulary, then vectors of both.
-Out: two sets of rows whose inner products are the correlations.
+In: the output matrices of two models with one vocabulary, then vectors of both. Out: the mean and
+the best |correlation| of each pair of blocks. Correlations exist for one pair of blocks at a time,
+in pieces; of A's vectors, as many blocks are ready at a time as fit.
 
 Vectors x of model A and y of model B become scores of N tokens, E_A x and E_B y. Over the tokens,
 their correlation (arXiv 2209.02535, section 4.1) is
@@ -15,7 +16,6 @@ although the covariances are badly conditioned (one direction dominates real out
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,31 +32,23 @@ from layerleap.models.weights import (
     vectors,
 )
 
-PIECE_BYTES = 2**26  # of the float64 rows of one matrix that are multiplied at a time
-
-
-class Comparison(Protocol):
-    """Where rows of two models are compared: `left(x) @ right(y).T` are correlations."""
-
-    @property
-    def width(self) -> int:
-        """Of the rows that `left` and `right` return."""
-
-    def left(self, rows: Tensor) -> Tensor:
-        """Rows of model A, ready to be multiplied: (n, d_a) -> (n, width), float32."""
-
-    def right(self, rows: Tensor) -> Tensor:
-        """Rows of model B: (n, d_b) -> (n, width), float32."""
+# Multiplications of all products in a space; where there are more, rows of A are drawn at random.
+# 1e12 take about 15 s on two cores. The control may be coarser than what it controls.
+AFFORDABLE: dict[SpaceName, float] = {"vocabulary": 5e12, "raw": 1e12}
+PIECE_BYTES = 2**26  # of the rows of one matrix, or of the correlations, that exist at a time
+READY_BYTES = 2**29  # of the rows of A that are ready at a time
+Blocks = Mapping[str, tuple[list[int], list[int]]]  # by kind, the blocks of both models
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Rows compared by the scores that they give to all tokens, or to some of them."""
+    """Rows compared by the scores that they give to all tokens, or to some of them.
+
+    `left(x) @ right(y).T` are the correlations of rows of model A with rows of model B.
+    """
 
     n_tokens: int
-    aa: Tensor  # covariances of the columns over tokens, float64: (d_a, d_a)
-    ab: Tensor  # (d_a, d_b)
-    bb: Tensor  # (d_b, d_b)
+    aa: Tensor  # covariances of the columns of A over tokens, float64: (d_a, d_a)
     carry: Tensor  # (d_a, width): C_AB W^-1, where C_BB = W W^T
     root: Tensor  # (d_b, width): W
 
@@ -75,9 +67,7 @@ class Vocabulary:
             ab += x.T @ y
             bb += y.T @ y
         n = len(chosen)
-        aa, ab, bb = aa / n, ab / n, bb / n
-        carry, root = _rotation(ab, bb)
-        return cls(n, aa, ab, bb, carry, root)
+        return cls(n, aa / n, *_rotation(ab / n, bb / n))
 
     @property
     def width(self) -> int:
@@ -111,6 +101,9 @@ class Raw:
     right = left
 
 
+Comparison = Vocabulary | Raw
+
+
 def _scaled(rows: Tensor, variance: Tensor) -> Tensor:
     """Rows by the root of their variance; rows without any stay 0, and correlate with nothing."""
     size = torch.where(variance > 0, variance, torch.inf).rsqrt()
@@ -123,9 +116,9 @@ def _rotation(ab: Tensor, bb: Tensor) -> tuple[Tensor, Tensor]:
     Directions in which B's matrix does not vary are left out. The products do not need them: C_AB
     has nothing there either.
     """
-    values, vectors = torch.linalg.eigh(bb)
-    kept = values > values[-1].clamp_min(0) * len(values) * torch.finfo(torch.float64).eps
-    roots, basis = values[kept].sqrt(), vectors[:, kept]
+    values, basis = torch.linalg.eigh(bb)
+    varies = values > values[-1].clamp_min(0) * len(values) * torch.finfo(torch.float64).eps
+    roots, basis = values[varies].sqrt(), basis[:, varies]
     return (ab @ basis) / roots, basis * roots
 
 
@@ -134,24 +127,12 @@ def _mean(matrix: Tensor, chosen: Tensor) -> Tensor:
     return torch.stack(list(parts)).sum(0) / len(chosen)
 
 
-def _parts(chosen: Tensor, width: int) -> Iterator[Tensor]:
-    yield from chosen.split(_step(width))
-
-
-def _step(width: int) -> int:
-    return max(1, PIECE_BYTES // (8 * width))
+def _parts(chosen: Tensor, width: int) -> tuple[Tensor, ...]:
+    return chosen.split(max(1, PIECE_BYTES // (8 * width)))
 
 
 def _rows(matrix: Tensor, part: Tensor) -> Tensor:
     return matrix[part.to(matrix.device)].double().cpu()
-
-
-# Multiplications of all products in a space; where there are more, rows of A are drawn at random.
-# 1e12 take about 15 s on two cores. The control may be coarser than what it controls.
-AFFORDABLE: dict[SpaceName, float] = {"vocabulary": 5e12, "raw": 1e12}
-PIECE_BYTES = 2**26  # of the correlations that exist at a time
-KEPT_BYTES = 2**29  # of the rows of A that are kept ready
-Blocks = Mapping[str, tuple[list[int], list[int]]]  # by kind, the blocks of both models
 
 
 class Side:
@@ -170,10 +151,8 @@ class Side:
 
     def missing(self) -> dict[str, str]:
         """Why some blocks lack vectors."""
-        reasons = {block: refusals(self.transformer, block) for block in self.kinds}
-        return {
-            f"block {block} of {self.name}": "; ".join(own) for block, own in reasons.items() if own
-        }
+        reasons = {block: "; ".join(refusals(self.transformer, block)) for block in self.kinds}
+        return {f"block {block} of {self.name}": why for block, why in reasons.items() if why}
 
     def why_not(self, kind: str) -> str:
         """Why no block has vectors of that kind."""
@@ -189,28 +168,21 @@ class Side:
 
     def rows(self, kind: str, block: int, drawn: int | None = None, seed: int = 0) -> Tensor:
         """The vectors of a block, (n, d_model); at most `drawn` of them, at random."""
-        found = vectors(self.transformer, block, kind, fold=self.fold)
-        if drawn is None or drawn >= len(found):
-            return found
+        rows = vectors(self.transformer, block, kind, fold=self.fold)
+        if drawn is None or drawn >= len(rows):
+            return rows
         generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(found), generator=generator)[:drawn]
-        return found[order.sort().values.to(found.device)]
+        order = torch.randperm(len(rows), generator=generator)[:drawn]
+        return rows[order.sort().values.to(rows.device)]
 
 
 def affordable_rows(
-    a: Side, b: Side, blocks: Blocks, width: int, wanted: int | None, limit: float
+    a: Side, b: Side, blocks: Blocks, width: int, rows: int | None, limit: float
 ) -> int | None:
     """How many vectors of A per block and kind to draw; None if all of them are compared.
 
-    Vectors of B are never left out: the best match of a vector of A may be any of them.
-
-    Args:
-        a: the model whose vectors are drawn.
-        b: the other one.
-        blocks: that are compared, by kind.
-        width: of the rows that are multiplied.
-        wanted: a number that was asked for; None for as many as are affordable.
-        limit: of multiplications.
+    Vectors of B are never left out: the best match of a vector of A may be any of them. `rows` is
+    the number that the caller chose; None draws as many as stay below `limit` multiplications.
     """
     counts = {
         kind: ([a.count(kind, block) for block in in_a], [b.count(kind, block) for block in in_b])
@@ -221,7 +193,6 @@ def affordable_rows(
         return sum(width * sum(min(rows, n) for n in x) * sum(y) for x, y in counts.values())
 
     most = max(max(x) for x, _ in counts.values())
-    rows = wanted
     if rows is None:
         rows = most if cost(most) <= limit else 64
         while rows < most and cost(2 * rows) <= limit:
@@ -246,10 +217,10 @@ def similarities(
     in_a, in_b = both
     best = torch.zeros(len(in_a), len(in_b), dtype=torch.float64)
     mean = torch.zeros_like(best)
-    for kept in _ready(space, a, kind, in_a, draw):
+    for ready in _ready(space, a, kind, in_a, draw):
         for column, block in enumerate(in_b):
             right = space.right(b.rows(kind, block))
-            for row, left in kept.items():
+            for row, left in ready.items():
                 best[row, column], mean[row, column] = _compare(left, right)
                 tick()
     return {"best": best, "mean": mean}
@@ -258,15 +229,15 @@ def similarities(
 def _ready(
     space: Comparison, side: Side, kind: str, blocks: Sequence[int], draw: tuple[int | None, int]
 ) -> Iterator[dict[int, Tensor]]:
-    """Blocks of A ready to be multiplied, by their place; as many at a time as may be kept."""
-    kept: dict[int, Tensor] = {}
+    """Blocks of A ready to be multiplied, by their place; as many at a time as fit."""
+    ready: dict[int, Tensor] = {}
     for place, block in enumerate(blocks):
-        kept[place] = space.left(side.rows(kind, block, *draw))
-        if sum(4 * left.numel() for left in kept.values()) >= KEPT_BYTES:
-            yield kept
-            kept = {}
-    if kept:
-        yield kept
+        ready[place] = space.left(side.rows(kind, block, *draw))
+        if sum(4 * left.numel() for left in ready.values()) >= READY_BYTES:
+            yield ready
+            ready = {}
+    if ready:
+        yield ready
 
 
 def _compare(left: Tensor, right: Tensor) -> tuple[float, float]:

@@ -15,7 +15,7 @@ The p-value is (permutations at least as good + 1) / (permutations + 1).
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from layerleap.lens.probes.task import (
 )
 from layerleap.lens.saturation import Saturation
 from layerleap.progress import Progress, silent
+from layerleap.results.plain import Plain
 from layerleap.short_repr import ShortRepr
 
 SAMPLE = 256  # rows used to measure sizes
@@ -132,12 +133,8 @@ def held_out(
 ) -> HeldOut:
     """Cross-validated predictions: each fold is predicted by a probe trained on the others.
 
-    Args:
-        saturation: the saturation layers, which give the labels.
-        states: the states of the same rows in the same order.
-        sampling: which (row, layer) to use.
-        by: what is never split between folds. Anything but "document" leaks, for demonstration.
-        strength: inverse of the penalty on coefficients, scikit-learn's C.
+    `by` is what is never split between folds; anything but "document" leaks, for demonstration.
+    The other arguments are those of `score_probe`.
     """
     require_strength(strength)
     require_aligned(saturation, states)
@@ -181,8 +178,10 @@ def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class ProbeScores(ShortRepr):
+class ProbeScores(ShortRepr, Plain):
     """The scores as plain values; `rows[0]` is the balanced accuracy, then one row per task."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("control_at_chance",)
 
     rows: tuple[Row, ...]
     confusion: list[list[int]]  # by [task][predicted task]
@@ -205,11 +204,6 @@ class ProbeScores(ShortRepr):
         error = (row["control_high"] - row["control_low"]) / (2 * 1.96)
         return abs(row["control"] - row["chance"]) <= 3 * error
 
-    def to_dict(self) -> Row:
-        """Plain JSON types."""
-        lists = {"rows": [dict(row) for row in self.rows], "layers": list(self.layers)}
-        return {**asdict(self), **lists, "control_at_chance": self.control_at_chance}
-
     def to_pandas(self) -> Any:
         """One line for the balanced accuracy, and one per task."""
         import pandas
@@ -218,12 +212,8 @@ class ProbeScores(ShortRepr):
 
     def summary(self) -> str:
         """The result in one sentence."""
-        a = self.rows[0]
-        control = (
-            "at chance, as it must be"
-            if self.control_at_chance
-            else "NOT AT CHANCE: do not trust this probe"
-        )
+        a, ok = self.rows[0], "at chance, as it must be"
+        control = ok if self.control_at_chance else "NOT AT CHANCE: do not trust this probe"
         return (
             f"balanced accuracy {a['value']:.3f} ({a['low']:.3f} to {a['high']:.3f}); chance is "
             f"{a['chance']:.3f}, permuted labels give {a['null']:.3f}, p = {a['p']:.3g} "
@@ -263,17 +253,11 @@ def score_probe(
     for number in range(1, permutations + 1):
         null.append(_null_measures(generator, saturation, states, sampling, options))
         progress("permuting labels", number, permutations, "times")
-    rows = _table(real, control, torch.stack(null))
-    return ProbeScores(
-        tuple(rows),
-        real.confusion(),
-        real.cells.layers,
-        len(real.cells),
-        len(real.cells.row.unique()),
-        len(real.documents.unique()),
-        ambiguous(saturation, sampling.first_layer),
-        {**asdict(sampling), **options},
-    )
+    rows, cells = tuple(_table(real, control, torch.stack(null))), real.cells
+    counts = len(cells), len(cells.row.unique()), len(real.documents.unique())
+    settings = {**asdict(sampling), **options}
+    share = ambiguous(saturation, sampling.first_layer)
+    return ProbeScores(rows, real.confusion(), cells.layers, *counts, share, settings)
 
 
 def _null_measures(
@@ -302,10 +286,7 @@ def _table(real: HeldOut, control: HeldOut, null: Tensor) -> Iterator[Row]:
     columns = {
         ("value", "low", "high"): [value, *real.intervals()],
         ("null", "null_low", "null_high"): [null.mean(0), *percentiles(null)],
-        ("control", "control_low", "control_high"): [
-            control.measures(),
-            *control.intervals(),
-        ],
+        ("control", "control_low", "control_high"): [control.measures(), *control.intervals()],
     }
     p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above
     for place in range(len(value)):
@@ -314,11 +295,6 @@ def _table(real: HeldOut, control: HeldOut, null: Tensor) -> Iterator[Row]:
             for keys, triple in columns.items()
             for key, column in zip(keys, triple, strict=True)
         }
-        yield {
-            "measure": "AUC" if place else "balanced accuracy",
-            "task": place or None,
-            **numbers,
-            "chance": 0.5 if place else 1 / real.cells.n_tasks,
-            "p": p[place].item(),
-            "permutations": len(null),
-        }
+        measure = {"measure": "AUC" if place else "balanced accuracy", "task": place or None}
+        chance = {"chance": 0.5 if place else 1 / real.cells.n_tasks, "p": p[place].item()}
+        yield {**measure, **numbers, **chance, "permutations": len(null)}

@@ -196,22 +196,11 @@ class TaskProbe:
         cells = cells_of(saturation, sampling)
         x = features(states, cells, space)
         weights = Softmax.fit(x, cells.task, cells.n_tasks, strength)
-        data = {
-            "cells": len(cells),
-            "rows": len(cells.row.unique()),
-            "documents": len(saturation.documents[cells.row].unique()),
-        }
-        return cls(
-            weights,
-            cells.layers,
-            states.n_layers,
-            states.model,
-            saturation.lens,
-            space,
-            {**asdict(sampling), "strength": strength},
-            data,
-            tuple(quality),
-        )
+        documents = saturation.documents[cells.row].unique()
+        data = {"cells": len(cells), "rows": len(cells.row.unique()), "documents": len(documents)}
+        settings = {**asdict(sampling), "strength": strength}
+        origin = cells.layers, states.n_layers, states.model, saturation.lens
+        return cls(weights, *origin, space, settings, data, tuple(quality))
 
     def probabilities(self, h: Tensor) -> Tensor:
         """The probability that each rank is being decided: (row, d_model) -> (row, task)."""
@@ -280,6 +269,30 @@ def features(states: States, cells: Cells, space: Space) -> Tensor:
     return x
 
 
+CARD = """---
+library_name: layerleap
+tags:
+- layerleap
+- interpretability
+---
+
+# Saturation task probe for {name}
+
+A logistic regression that predicts from one hidden state which rank of the output is being \
+decided, as in ["Looking Beyond the Top-1"](https://arxiv.org/abs/2410.20210).
+
+`{probe!r}`
+
+## Training
+
+{details}
+
+## Evaluation
+
+{scores}
+"""
+
+
 def _model_card(probe: TaskProbe) -> str:
     details = {"model": probe.model["name"], "lens": probe.lens, "space": probe.space}
     details |= {**probe.data, **probe.settings}
@@ -287,29 +300,9 @@ def _model_card(probe: TaskProbe) -> str:
     for row in probe.quality:
         task = "" if row["task"] is None else f" of task {row['task']}"
         scores.append(f"- {row['measure']}{task}: {row['value']:.3f}, chance {row['chance']:g}")
-    return "\n".join(
-        [
-            "---",
-            "library_name: layerleap",
-            "tags:",
-            "- layerleap",
-            "- interpretability",
-            "---",
-            "",
-            f"# Saturation task probe for {probe.model['name']}",
-            "",
-            "A logistic regression that predicts from one hidden state which rank of the output is "
-            'being decided, as in ["Looking Beyond the Top-1"](https://arxiv.org/abs/2410.20210).',
-            "",
-            f"`{probe!r}`",
-            "",
-            "## Training",
-            "",
-            *(f"- {key}: {value}" for key, value in details.items()),
-            "",
-            "## Evaluation",
-            "",
-            *(scores or ["Not evaluated on held-out documents."]),
-            "",
-        ]
+    return CARD.format(
+        name=probe.model["name"],
+        probe=probe,
+        details="\n".join(f"- {key}: {value}" for key, value in details.items()),
+        scores="\n".join(scores) or "Not evaluated on held-out documents.",
     )

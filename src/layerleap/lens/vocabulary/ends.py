@@ -36,10 +36,7 @@ class Ends(NamedTuple):
 def both_ends(values: Tensor, matrix: Tensor, top: int) -> tuple[Ends, Ends]:
     """The promoted and the suppressed end of each vector; equal scores are ordered by id.
 
-    Args:
-        values: the vectors, float32, (vector, d_model).
-        matrix: the output matrix, (d_vocab, d_model), of any floating type.
-        top: tokens per end.
+    `values` are float32, (vector, d_model); the output matrix is (d_vocab, d_model), of any type.
     """
     columns = max(1, PIECE_BYTES // (4 * matrix.shape[1]))
     rows = max(1, PIECE_BYTES // (4 * min(columns, len(matrix))))

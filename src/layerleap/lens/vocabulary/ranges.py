@@ -94,12 +94,7 @@ def natural_ranges(
 ) -> dict[int, BlockRanges]:
     """The ranges of each block's neurons on the first `n_texts` sentences of a text.
 
-    Args:
-        transformer: the model, without the edits in force.
-        ffns: its neurons; every block of them is measured.
-        text: anything `batches_of` reads.
-        n_texts: how many sentences.
-        progress: called after each batch.
+    They are those of the model without the edits in force.
     """
     ranges = {ffn.block: BlockRanges(ffn.n_neurons) for ffn in ffns}
     blocks: dict[nn.Module, list[int]] = {}  # a shared block (ALBERT) has the same module in many

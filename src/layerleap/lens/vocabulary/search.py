@@ -174,13 +174,8 @@ def search(
 ) -> Matches:
     """The vectors that match a query best; see the module for the order.
 
-    Args:
-        index: the file to search.
-        query: words separated by white space or commas.
-        top: how many vectors.
-        side: search what vectors promote, what they suppress, or both; a vector that matches at
-            both ends is listed once, with the better one.
-        space: "with" matches only tokens with a leading space, "without" only those without.
+    A vector that matches at both ends is listed once, with the better one. For the arguments see
+    `layerleap.search`.
     """
     check_choice(side, SearchSide, "side")
     if top < 1:

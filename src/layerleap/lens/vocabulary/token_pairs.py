@@ -295,13 +295,8 @@ def strongest(
 ) -> Best:
     """The best `top` entries of rows @ columns.T; equal ones are ordered by row, then column.
 
-    Args:
-        rows: (n, d_head).
-        columns: (m, d_head).
-        top: how many entries.
-        largest: "value", "negative" for the lowest, or "magnitude" for the largest absolute value.
-        identical: whether entries on the diagonal count.
-        progress: called after every block of rows.
+    `largest` "negative" is for the lowest, "magnitude" for the largest absolute values; `identical`
+    says whether entries on the diagonal count.
     """
     entries = _BestEntries(top, len(columns), rows)
     buffer = rows.new_empty(min(BLOCK_ROWS, len(rows)) * min(BLOCK_COLUMNS, len(columns)))
