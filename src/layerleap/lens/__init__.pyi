@@ -29,6 +29,7 @@ from .probes.task import (
 )
 from .random_walks import RandomWalk as RandomWalk, RandomWalks as RandomWalks
 from .reader import score_table as score_table
+from .readings import saturation_layers as saturation_layers
 from .saturation import (
     Saturation as Saturation,
     SaturationObserver as SaturationObserver,
@@ -36,4 +37,3 @@ from .saturation import (
     require_ranks as require_ranks,
 )
 from .scores import Scores as Scores, score as score
-from .text_saturation import saturation_layers as saturation_layers

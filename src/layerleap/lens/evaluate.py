@@ -242,7 +242,11 @@ def evaluate(
         keep = side == "fit" if keep_fitted is None else keep_fitted
         fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
         census = Census(leave_out=frozenset() if keep else fitted)
-        options = {"side": side, "n_texts": n_texts, "tokens_per_batch": tokens_per_batch}
+        options: dict[str, Any] = {
+            "side": side,
+            "n_texts": n_texts,
+            "tokens_per_batch": tokens_per_batch,
+        }
         batches = batches_of(transformer, source, sampling, census=census, **options)
         errors = {name: MapErrors(one) for name, one in to_last.items()}
 
@@ -253,7 +257,7 @@ def evaluate(
         lenses = {IdentityMap.kind: Lens(transformer)}
         lenses |= {label: Lens(transformer, one) for label, one in banks.items()}
         try:
-            watched = {"progress": report, "total": n_texts, "phase": "evaluating"}
+            watched: dict[str, Any] = {"progress": report, "total": n_texts, "phase": "evaluating"}
             scores = score(transformer, lenses, batches, on_states=on_states, **watched)
         except BadText as error:
             if not census.left_out:

@@ -14,8 +14,7 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.lens.metrics import Comparison
-from layerleap.lens.readings import LensReadings, Readings
-from layerleap.lens.text_saturation import SaturationLayers
+from layerleap.lens.readings import LensReadings, Readings, SaturationLayers
 from layerleap.lens.top import top_k
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
@@ -225,8 +224,8 @@ class Lens:
     def positions(self, ids: list[int], positions: Sequence[int] | None = None) -> list[int]:
         """The positions to read: by default all, the masked ones, or the pooled one."""
         if self.transformer.pooling is not None:
-            mask = self.transformer.pooled(torch.ones(1, len(ids)))[0]
-            pooled: list[int] = mask.nonzero()[:, 0].tolist()
+            is_pooled = self.transformer.pooled(torch.ones(1, len(ids)))[0]
+            pooled: list[int] = is_pooled.nonzero()[:, 0].tolist()
             if positions is not None and sorted({p % len(ids) for p in positions}) != pooled:
                 raise BadSettings(
                     f"{self.transformer.identity.name} classifies whole texts: omit positions"

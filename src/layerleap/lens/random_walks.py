@@ -21,8 +21,8 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.lens import Lens
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.saturation import Saturation, finite_top, require_ranks
-from layerleap.lens.text_saturation import saturation_layers
 from layerleap.models.transformer import Transformer
 from layerleap.short_repr import ShortRepr
 

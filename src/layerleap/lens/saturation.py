@@ -20,8 +20,8 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.lens import Lens, require_none
 from layerleap.lens.reader import RowQueue, StateRows
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.scores import TailCheck, iter_states
-from layerleap.lens.text_saturation import saturation_layers
 from layerleap.lens.top import top_k
 from layerleap.models.transformer import Transformer
 from layerleap.stats.tensor_file import TensorFile
@@ -131,10 +131,10 @@ class _Collector:
 
     def results(self) -> dict[str, Saturation]:
         """Saturation layers by lens; rows in the order they were added."""
-        origins = [torch.cat(column) for column in zip(*self.origins, strict=True)]
+        gold, documents, positions = map(torch.cat, zip(*self.origins, strict=True))
         tokens, last = torch.cat(self.tokens), self.transformer.n_layers
         return {
-            name: Saturation(torch.cat(layers), tokens, *origins, last, name)
+            name: Saturation(torch.cat(layers), tokens, gold, documents, positions, last, name)
             for name, layers in self.layers.items()
         }
 

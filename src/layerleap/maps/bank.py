@@ -249,7 +249,8 @@ def _grouped(
     tensors: Mapping[str, Tensor], kinds: Mapping[str, str]
 ) -> tuple[list[Map], dict[tuple[int, str], Map]]:
     """The maps of layers and of parts, from the tensors that `ShortcutBank._tensors` named."""
-    named = {key: {} for key in kinds} | _by_key(tensors)
+    named: dict[str, dict[str, Tensor]] = {key: {} for key in kinds}
+    named |= _by_key(tensors)
     maps, parts = [], {}
     for key, by_name in named.items():
         kind = kind_named(kinds[key])

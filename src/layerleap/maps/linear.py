@@ -159,7 +159,7 @@ def solve(
             yield linear, solver.report(dst, weight, bias, ridge)
         else:
             left, right, bias = solver.reduce(dst, weight, rank, ridge)
-            low = LowRankMap(src, dst, *map(_f32, (left, right)), _f32(bias))
+            low = LowRankMap(src, dst, _f32(left), _f32(right), _f32(bias))
             yield low, solver.report(dst, left @ right, bias, ridge)
 
 

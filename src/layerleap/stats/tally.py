@@ -113,7 +113,8 @@ class Tally:
         is_tally = is_tally and "fit" in sets and sets.keys() <= SETS
         if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
             raise BadArtifact(f"{path} holds moments, but not a tally; recreate it")
-        tally = cls(**{"ridge_rows": None, **sets}, **state, sample=sample)
+        moments: dict[str, Any] = {"ridge_rows": None, **sets}
+        tally = cls(**moments, **state, sample=sample)
         tally._check_parts(path)
         return tally
 
@@ -145,7 +146,9 @@ class Tally:
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.ridge_rows is None) != (other.ridge_rows is None):
             raise WrongModel("only one of these tallies has rows to choose a ridge; collect again")
-        merged = {name: moments.merge(other.sets[name]) for name, moments in self.sets.items()}
+        merged: dict[str, Any] = {
+            name: moments.merge(other.sets[name]) for name, moments in self.sets.items()
+        }
         return replace(
             self,
             **merged,

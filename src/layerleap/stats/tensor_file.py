@@ -18,8 +18,8 @@ from layerleap.errors import BadArtifact, WrongModel
 from layerleap.files import content_hash, whole_file
 
 # What reading a damaged file can raise.
-DAMAGED = (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError)
-DAMAGED += (RuntimeError,)
+DAMAGED: tuple[type[Exception], ...] = (SafetensorError, OSError, RuntimeError, LookupError)
+DAMAGED += (TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused, check_choice
-from layerleap.lens.compare.alignment import MEASURES, Alignment
+from layerleap.lens.compare.alignment import MEASURES, Alignment, Matching, SpaceName, match_layers
 from layerleap.lens.compare.lists import listed
-from layerleap.lens.compare.matching import Matching, SpaceName, match_layers
 from layerleap.lens.compare.similarity import (
     AFFORDABLE,
     Blocks,

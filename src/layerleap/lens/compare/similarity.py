@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import ModelRefused
-from layerleap.lens.compare.matching import Measure, SpaceName
+from layerleap.lens.compare.alignment import Measure, SpaceName
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import (
     all_heads,

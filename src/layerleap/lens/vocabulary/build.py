@@ -269,7 +269,7 @@ class _Work:
             text, reason = reference_text(self.transformer)
         ranges: list[BlockRanges] = []
         if text is not None:
-            options = {"n_texts": self.settings.n_texts, "progress": progress}
+            options: dict[str, Any] = {"n_texts": self.settings.n_texts, "progress": progress}
             try:
                 measured = natural_ranges(self.transformer, self.ffns, text, **options)
                 ranges = list(measured.values())

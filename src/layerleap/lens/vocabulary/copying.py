@@ -455,8 +455,8 @@ class _Scorer:
         parts = rows.split([n, *map(len, self.places)])
         copies, suppresses = self._clear(parts[0], columns)
         maps = (self._mapped(number, part, columns) for number, part in enumerate(parts[1:]))
-        shares = (share(int(hits.sum()), n) for hits in (copies, suppresses))
-        examples = map(self._examples, (copies, suppresses))
+        shares = share(int(copies.sum()), n), share(int(suppresses.sum()), n)
+        examples = self._examples(copies), self._examples(suppresses)
         return HeadScores(heads.block, head, *shares, *examples, tuple(maps))
 
     def _clear(self, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
