@@ -26,6 +26,7 @@ from layerleap.progress import Progress, reporting
 from layerleap.results.base import WIDE, Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table, Wide
+from layerleap.results.plain import plain
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Batch, Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
@@ -47,6 +48,10 @@ class Evaluation(Result):
     """
 
     KIND: ClassVar[str] = "evaluation"
+    LEGEND: ClassVar[str] = (
+        "P@k: how often the map's top token is among the model's top k; surprisal and KL in nats; "
+        "bold: best of the layer; all numbers: to_pandas() or --json"
+    )
     TEMPLATE: ClassVar[str] = "evaluation"
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table("scores", "", lambda evaluation: evaluation.scores),
@@ -104,7 +109,7 @@ class Evaluation(Result):
 
     def facts(self) -> Row:
         """What was evaluated, and on what."""
-        return {**vars(self), "unknown": list(self.unknown)}
+        return {key: plain(value) for key, value in vars(self).items()}
 
     def report(self, folder: str | Path) -> Path:
         """Write a page, its figure (SVG) and the numbers (CSV, JSON); returns the page's path."""
@@ -125,13 +130,6 @@ class Evaluation(Result):
         return (
             f"{self.model['name']} on {self.text}: {self.n_rows} rows from {self.n_documents} "
             f"{kind}documents, 95 % intervals over documents"
-        )
-
-    def legend(self) -> str:
-        """What the columns mean."""
-        return (
-            "P@k: how often the map's top token is among the model's top k; surprisal and KL in "
-            "nats; bold: best of the layer; all numbers: to_pandas() or --json"
         )
 
     def grids(self, width: int | None = None) -> list[Grid]:

@@ -45,8 +45,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; None for NaN and infinity."""
-        ends = {key: finite(getattr(self, key)) for key in ("value", "low", "high")}
-        return {**ends, "rows": self.rows, "documents": self.documents}
+        return {key: finite(value) for key, value in vars(self).items()}
 
 
 class Documents:
@@ -307,8 +306,7 @@ class NestedEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; None for NaN."""
-        ends = {key: finite(getattr(self, key)) for key in ("value", "low", "high")}
-        return {**ends, "rows": self.rows, "seeds": self.seeds}
+        return {key: finite(value) for key, value in vars(self).items()}
 
 
 def nested_means(groups: Sequence[Tensor], *, bounds: Bounds = ANY) -> list[NestedEstimate]:

@@ -54,6 +54,8 @@ class Readings(Result):
     """
 
     KIND: ClassVar[str] = "readings"
+    FACTS: ClassVar[tuple[str, ...]] = ("tokens", "n_layers")
+    LEGEND: ClassVar[str] = "\u2713 same top answer as the model; KL(model || reading) in nats"
     TEMPLATE: ClassVar[str] = "readings"
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table("readings", "", lambda r: r._rows(), lines=lambda r: r._lines()),
@@ -115,10 +117,6 @@ class Readings(Result):
         """Since which layer each of the top tokens keeps its rank."""
         return SaturationLayers(self)
 
-    def facts(self) -> Row:
-        """The text and the number of layers."""
-        return {"tokens": self.tokens, "n_layers": self.n_layers}
-
     def short(self) -> str:
         """What it is, in one line."""
         names = " and ".join(self.tracks)
@@ -129,10 +127,6 @@ class Readings(Result):
         last, n = self.positions[-1], len(self.positions)
         more = f"; {n} were read, `only` shows another" if n > 1 else ""
         return f"position {last}, {token_text(self.tokens[last])}{more}"
-
-    def legend(self) -> str:
-        """What the marks mean."""
-        return "\u2713 same top answer as the model; KL(model || reading) in nats"
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """In a terminal, the last position: per lens its top tokens, agreement and KL."""

@@ -50,15 +50,15 @@ class TailCheck:
         """Plain JSON types."""
         return {"rows": self.rows, "agreement": self.agreement, "gap": finite(self.gap)}
 
-    def add(self, own: Tensor, from_tail: Tensor) -> None:
+    def add(self, from_model: Tensor, from_tail: Tensor) -> None:
         """Add rows of the model's logits and of the tail's."""
         # bfloat16 logits are often equal up to rounding: either token may then come first.
-        slack = 4 * torch.finfo(own.dtype).eps * own.abs().amax(-1).double()
-        own, from_tail = own.double(), from_tail.to(own.device).double()
-        chosen = own.gather(-1, from_tail.argmax(-1, keepdim=True))[:, 0]
-        difference = (own.log_softmax(-1) - from_tail.log_softmax(-1)).abs().max()
-        self.rows += len(own)
-        self.wrong += int((~(chosen >= own.amax(-1) - slack)).sum())
+        slack = 4 * torch.finfo(from_model.dtype).eps * from_model.abs().amax(-1).double()
+        from_model, from_tail = from_model.double(), from_tail.to(from_model.device).double()
+        chosen = from_model.gather(-1, from_tail.argmax(-1, keepdim=True))[:, 0]
+        difference = (from_model.log_softmax(-1) - from_tail.log_softmax(-1)).abs().max()
+        self.rows += len(from_model)
+        self.wrong += int((~(chosen >= from_model.amax(-1) - slack)).sum())
         self.gap = max(self.gap, float(difference))
 
     def require(self, *, rows: int = 0) -> None:

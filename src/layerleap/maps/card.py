@@ -60,7 +60,7 @@ def _description(bank: "ShortcutBank") -> list[str]:
         f"{len(bank)} maps {_pairs(bank)} of {bank.model['name']} ({bank.n_layers} layers, "
         f"width {bank.d_model}). A map carries a hidden state to a later layer. With the model's "
         "own head on top, a map to the last layer shows what the model would predict from that "
-        f"state. {_kind(bank).about}".rstrip(),
+        f"state. {_kind(bank).about}".rstrip()
     ]
     if bank.parts:
         names = ", ".join(dict.fromkeys(part for _, part in bank.parts))

@@ -232,13 +232,13 @@ class Saver:
     ) -> None:
         """`write` saves everything to `path`, at least every `longest` seconds; None: nowhere."""
         self.write, self.path, self.longest = write, path, longest
-        self.saved = self.seen = time.monotonic()
+        self.saved = self.checked = time.monotonic()
         self.pause = min(pause_after(0.0), longest)
 
     def save_if_due(self) -> None:
         """Save if the last checkpoint is old enough, or would be too old after the next step."""
         now = time.monotonic()
-        step, self.seen = now - self.seen, now
+        step, self.checked = now - self.checked, now
         if now - self.saved > self.pause or now - self.saved + step > self.longest:
             self.save()
 
@@ -248,7 +248,7 @@ class Saver:
             return
         started = time.monotonic()
         self.write(self.path)
-        self.saved = self.seen = time.monotonic()
+        self.saved = self.checked = time.monotonic()
         self.pause = min(pause_after(self.saved - started), self.longest)
 
 

@@ -155,6 +155,12 @@ class Alignment(Result):
 
     KIND: ClassVar[str] = "compare"
     TEMPLATE: ClassVar[str] = "alignment"
+    FACTS: ClassVar = ("a", "b", "n_tokens", "d_vocab", "fold", "seed", "missing")
+    LEGEND: ClassVar[str] = (
+        "best: mean over rows of the largest |correlation|; mean: over all pairs of rows; p: share "
+        "of random assignments with as many hits; margin: similarity of a match minus that of the "
+        "next best block"
+    )
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table(
             "matchings",
@@ -223,22 +229,9 @@ class Alignment(Result):
             )
         return [*notes, *listed(self.missing)]
 
-    def facts(self) -> Row:
-        """What was compared, and how."""
-        keys = ("a", "b", "n_tokens", "d_vocab", "fold", "seed", "missing")
-        return {key: getattr(self, key) for key in keys}
-
     def headline(self) -> str:
         """Both models."""
         return f"{self.a} and {self.b}"
-
-    def legend(self) -> str:
-        """What the columns mean."""
-        return (
-            "best: mean over rows of the largest |correlation|; mean: over all pairs of rows; p: "
-            "share of random assignments with as many hits; margin: similarity of a match minus "
-            "that of the next best block"
-        )
 
     def _lines(self) -> list[Row]:
         """One line per match."""

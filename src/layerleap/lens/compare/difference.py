@@ -99,6 +99,11 @@ class Difference(Result):
     """What a tuned model changed in its base."""
 
     KIND: ClassVar[str] = "compare"
+    FACTS: ClassVar[tuple[str, ...]] = ("base", "tuned", "how", "inverse", "missing", "unmoved")
+    LEGEND: ClassVar[str] = (
+        "moved: ||tuned - base|| / ||base||; in one direction: share of a head's squared "
+        "displacement along the direction that is read; cosine: -1 shrinks a vector, 1 stretches it"
+    )
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table(
             "blocks",
@@ -186,25 +191,12 @@ class Difference(Result):
             missing |= {f"{name} of block {one.block}": why for name, why in one.missing.items()}
         return [*notes, *listed(missing)]
 
-    def facts(self) -> Row:
-        """Both models, and how they were read."""
-        keys = ("base", "tuned", "how", "inverse", "missing")
-        return {**{key: getattr(self, key) for key in keys}, "unmoved": list(self.unmoved)}
-
     def headline(self) -> str:
         """Both models, and how many blocks moved."""
         return f"{self.base} -> {self.tuned}: {self._n_moved()}"
 
     def _n_moved(self) -> str:
         return f"{len(self.blocks) - len(self.unmoved)} of {len(self.blocks)} blocks moved"
-
-    def legend(self) -> str:
-        """What the columns mean."""
-        return (
-            "moved: ||tuned - base|| / ||base||; in one direction: share of a head's squared "
-            "displacement along the direction that is read; cosine: -1 shrinks a vector, 1 "
-            "stretches it"
-        )
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """Blocks, the last first, with a column per kind of matrix; then the other tables."""

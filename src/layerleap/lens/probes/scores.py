@@ -148,27 +148,27 @@ def held_out(
     return HeldOut(cells, p, saturation.documents[cells.row])
 
 
-def _measures(held: HeldOut, weights: Tensor) -> Tensor:
+def _measures(predictions: HeldOut, weights: Tensor) -> Tensor:
     """Balanced accuracy and AUCs under weights (resample, cell): (resample, 1 + n_tasks)."""
-    cells = held.cells
+    cells = predictions.cells
     is_task = torch.nn.functional.one_hot(cells.task - 1, cells.n_tasks).double()
-    right = (held.predicted == cells.task).double()
+    right = (predictions.predicted == cells.task).double()
     recall = (weights * right) @ is_task / (weights @ is_task)
-    auc = [_auc(held, task, weights) for task in range(1, cells.n_tasks + 1)]
+    auc = [_auc(predictions, task, weights) for task in range(1, cells.n_tasks + 1)]
     return torch.stack([recall.mean(1), *auc], 1)
 
 
-def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
+def _auc(predictions: HeldOut, task: int, weights: Tensor) -> Tensor:
     """How often a cell of the task scores higher than a cell of another task: (resample,).
 
     Pairs are taken within a fold, because each fold has its own probe. Equal scores count half.
     """
     better = torch.zeros(len(weights), dtype=torch.float64)
     pairs = torch.zeros_like(better)
-    for fold in range(held.cells.n_folds):
-        here = (held.cells.fold == fold).nonzero()[:, 0]
-        levels, place = held.p[here, task - 1].unique(return_inverse=True)
-        is_task = held.cells.task[here] == task
+    for fold in range(predictions.cells.n_folds):
+        here = (predictions.cells.fold == fold).nonzero()[:, 0]
+        levels, place = predictions.p[here, task - 1].unique(return_inverse=True)
+        is_task = predictions.cells.task[here] == task
         blank = torch.zeros(len(weights), len(levels), dtype=torch.float64)
         mine = blank.index_add(1, place[is_task], weights[:, here[is_task]])
         others = blank.index_add(1, place[~is_task], weights[:, here[~is_task]])

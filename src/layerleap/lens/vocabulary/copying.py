@@ -27,7 +27,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.intervals import wilson
-from layerleap.lens.top import top_k
+from layerleap.lens.top import ranks_of, top_k
 from layerleap.lens.vocabulary.space import Space
 from layerleap.lens.vocabulary.token_pairs import chosen_tokens
 from layerleap.lens.vocabulary.tokens import TokenLabel, token_label
@@ -43,7 +43,6 @@ from layerleap.results.plain import Plain
 Role = Literal["copies", "suppresses", "maps"]
 PIECE = 2**24  # entries of W_VO held at a time: 64 MB of float32
 FEWEST = 5  # pairs that a relation needs
-BLOCK = 128  # columns per maximum
 EXAMPLES = 5  # tokens or pairs shown as evidence
 SHOWN, PER_RELATION = 12, 5  # heads in a table
 ROLES: dict[Role, str] = {
@@ -512,24 +511,3 @@ class _Scorer:
 
 def _is_word(token: TokenLabel) -> bool:
     return len(token.text) > 4 and token.text[0] == " " and token.text[1:].isalpha()
-
-
-def ranks_of(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ranks of one column (in `places`) of each row of scores, from above and from below.
-
-    Ranks from `k` on are given as `k`; ties are ordered by column. Where k blocks of columns have
-    one that is ahead, no column needs to be counted.
-    """
-    values = scores.gather(1, places[:, None])
-    whole = scores.shape[1] // BLOCK * BLOCK
-    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK)) if whole else scores[:, :, None]
-    ends = []
-    for extreme, is_ahead in ((torch.amax, torch.gt), (torch.amin, torch.lt)):
-        ahead = torch.count_nonzero(is_ahead(extreme(blocks, -1), values), dim=1)
-        ranks = torch.full((len(scores),), k)
-        for row in (ahead < k).nonzero()[:, 0].tolist():
-            rank = torch.count_nonzero(is_ahead(scores[row], values[row]))
-            rank += torch.count_nonzero(scores[row, : places[row]] == values[row])
-            ranks[row] = rank.clamp(max=k)
-        ends.append(ranks)
-    return ends[0], ends[1]

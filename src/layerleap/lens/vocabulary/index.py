@@ -30,14 +30,7 @@ from layerleap.lens.vocabulary.index_settings import (
     default_path,
     index_folder,
 )
-from layerleap.lens.vocabulary.lookup import (
-    BlockEntry,
-    End,
-    IndexFile,
-    ends_of,
-    labels,
-    scored,
-)
+from layerleap.lens.vocabulary.lookup import BlockEntry, End, IndexFile, ends_of, labels, scored
 from layerleap.lens.vocabulary.ranges import Range
 from layerleap.lens.vocabulary.search import Matches, Words, find_tokens, search
 from layerleap.lens.vocabulary.tokens import TokenLabel

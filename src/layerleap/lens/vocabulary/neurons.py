@@ -121,6 +121,11 @@ class DominantNeurons(Result):
     """The strongest sub-updates of every block at one position of a text."""
 
     KIND: ClassVar[str] = "neurons"
+    LEGEND: ClassVar[str] = (
+        "Neurons that add most to the residual stream at this position. Share: the part of the "
+        "FFN's output that a neuron explains. A negative coefficient promotes the tokens that the "
+        "vector suppresses."
+    )
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table(
             "blocks",
@@ -147,14 +152,6 @@ class DominantNeurons(Result):
     def headline(self) -> str:
         """The position and the lens."""
         return f"Position {self.position}, {self.tokens[self.position].label}; lens {self.lens}"
-
-    def legend(self) -> str:
-        """What the columns mean."""
-        return (
-            "Neurons that add most to the residual stream at this position. Share: the part of the "
-            "FFN's output that a neuron explains. A negative coefficient promotes the tokens that "
-            "the vector suppresses."
-        )
 
     def strongest(self, count: int = 12) -> list[SubUpdate]:
         """The strongest sub-updates of all blocks, strongest first."""
@@ -525,5 +522,4 @@ class _Places:
 
 def _rank(logits: Tensor, index: int) -> int:
     """How many outputs come before this one; ties are ordered by id."""
-    ties = (logits[:index] == logits[index]).sum()
-    return int((logits > logits[index]).sum() + ties)
+    return int((logits > logits[index]).sum() + (logits[:index] == logits[index]).sum())

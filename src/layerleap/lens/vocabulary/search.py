@@ -76,6 +76,11 @@ class Matches(Result, list[Match]):
     """The vectors that match a query, best first, and what became of its words."""
 
     KIND: ClassVar[str] = "concepts"
+    FACTS: ClassVar[tuple[str, ...]] = ("query", "missing", "pieces", "meant")
+    LEGEND: ClassVar[str] = (
+        "score: 1.00 has every word first; bold: tokens that match; a positive coefficient "
+        "promotes and suppresses these tokens, a negative one the other way round"
+    )
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table(
             "results",
@@ -122,21 +127,10 @@ class Matches(Result, list[Match]):
         tokens = " or ".join(map(repr, self.meant.get(word, ())))
         return f"; did you mean {tokens}?" if tokens else ""
 
-    def facts(self) -> Row:
-        """The query, and what became of its words."""
-        return {key: getattr(self, key) for key in ("query", "missing", "pieces", "meant")}
-
     def headline(self) -> str:
         """What was searched for."""
         none = "" if self else ": no neuron has these words among its tokens"
         return f"neurons for {self.query!r}{none}"
-
-    def legend(self) -> str:
-        """What a score means."""
-        return (
-            "score: 1.00 has every word first; bold: tokens that match; a positive coefficient "
-            "promotes and suppresses these tokens, a negative one the other way round"
-        )
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """The end that has the words shows every token that matches."""

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 import layerleap as ll
 from families import build
 from layerleap.errors import BadSettings
-from layerleap.lens.vocabulary.copying import Relation, ranks_of, share, word_pairs
+from layerleap.lens.top import ranks_of
+from layerleap.lens.vocabulary.copying import Relation, share, word_pairs
 from layerleap.models.transformer import Transformer
 
 D = 48
