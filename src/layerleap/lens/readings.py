@@ -86,13 +86,9 @@ class Readings(Result):
         """One line per map, position, layer and rank."""
         for row in self._rows():
             for rank, top in enumerate(row["top"], 1):
-                yield {
-                    **{key: row[key] for key in ("map", "position", "token", "layer")},
-                    "rank": rank,
-                    "top_token": top["token"],
-                    "prob": top["prob"],
-                    **{key: row[key] for key in MEASURES},
-                }
+                place = {key: row[key] for key in ("map", "position", "token", "layer")}
+                ranked = {"rank": rank, "top_token": top["token"], "prob": top["prob"]}
+                yield {**place, **ranked, **{key: row[key] for key in MEASURES}}
 
     def at(self, position: int) -> list[Row]:
         """The rows of one position; negative positions count from the end."""
@@ -261,12 +257,10 @@ class SaturationLayers(Result):
         """One line per map, position and rank."""
         for row in self._rows():
             for rank in row["ranks"]:
-                yield {
-                    **{key: row[key] for key in ("map", "position", "token")},
-                    "rank": rank["rank"],
-                    "rank_token": rank["token"],
-                    **{key: rank[key] for key in ("layer", "saturates", "is_next")},
-                }
+                place = {key: row[key] for key in ("map", "position", "token")}
+                ranked = {"rank": rank["rank"], "rank_token": rank["token"]}
+                layer = {key: rank[key] for key in ("layer", "saturates", "is_next")}
+                yield {**place, **ranked, **layer}
 
     def facts(self) -> Row:
         """The text, the number of layers and of ranks."""

@@ -126,10 +126,9 @@ def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int,
         raise BadArtifact(
             f"{path} holds a matrix of {tuple(matrix.shape)}; expected {width} x {width}"
         )
-    if not 0 <= src < dst <= transformer.n_layers:
-        raise BadArtifact(
-            f"{path} maps {src} to {dst}; the model has layers 0 to {transformer.n_layers}"
-        )
+    last = transformer.n_layers
+    if not 0 <= src < dst <= last:
+        raise BadArtifact(f"{path} maps {src} to {dst}; the model has layers 0 to {last}")
 
 
 def _read_matrix(path: Path) -> Tensor:

@@ -356,19 +356,11 @@ def summary(record: list[dict[str, Any]]) -> list[dict[str, Any]]:
         final, base = [row for row in rows if row["best"]][-1], closed[layer]
         ahead = (row for row in later if row["kl"] is not None and row["kl"] < base["kl"])
         first: dict[str, Any] = next(ahead, {})
-        table.append(
-            {
-                "layer": layer,
-                "start": start,
-                "rows_needed": first.get("rows_seen"),
-                "seconds_needed": first.get("seconds"),
-                "kl_closed": base["kl"],
-                "kl_tuned": final["kl"],
-                "agreement_closed": base["agreement"],
-                "agreement_tuned": final["agreement"],
-                "improved": final["rows_seen"] > 0,
-            }
-        )
+        row = {"layer": layer, "start": start, "rows_needed": first.get("rows_seen")}
+        row["seconds_needed"] = first.get("seconds")
+        for key in ("kl", "agreement"):
+            row |= {f"{key}_closed": base[key], f"{key}_tuned": final[key]}
+        table.append({**row, "improved": final["rows_seen"] > 0})
     return table
 
 

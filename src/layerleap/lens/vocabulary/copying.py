@@ -143,11 +143,8 @@ class HeadScores(Plain):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            **super().to_dict(),
-            "copied": [token.label for token in self.copied],
-            "suppressed": [token.label for token in self.suppressed],
-        }
+        tokens = {"copied": self.copied, "suppressed": self.suppressed}
+        return super().to_dict() | {key: [t.label for t in tokens[key]] for key in tokens}
 
 
 @dataclass(frozen=True, repr=False)

@@ -225,8 +225,6 @@ def _predicted(one: Predicted) -> Cell:
 
 
 class _Options(TypedDict, total=False):
-    """The options of `Neurons.dominant`."""
-
     top: int
     blocks: Sequence[int] | None
     watch: int | None
