@@ -148,7 +148,10 @@ def fit_kernels(
     for batch in batches:
         x = a.capture(batch.inputs, layers={i for i, _ in pairs}, keep=batch.keep).states
         y = b.capture(batch.inputs, layers={j for _, j in pairs}, keep=batch.keep).states
-        moments.add([_widened(h, width) for i, j in pairs for h in (x[i], y[j])])
+        # Zeros for the coordinates that only the wider model has: one that is always 0 is not
+        # determined, so the solution has zeros there, too.
+        states = (h.detach().cpu() for i, j in pairs for h in (x[i], y[j]))
+        moments.add([torch.nn.functional.pad(h, (0, width - h.shape[-1])) for h in states])
         texts += batch.n_texts
         progress("fitting kernels", texts, n_texts)
     if not moments.rows:
@@ -160,14 +163,6 @@ def fit_kernels(
         pair: _solved(moments, number, pair, (a.d_model, b.d_model), ridge * width / a.d_model)
         for number, pair in enumerate(pairs)
     }
-
-
-def _widened(h: Tensor, width: int) -> Tensor:
-    """States with zeros for the coordinates that only the wider model has.
-
-    A coordinate that is always 0 is not determined, so the solution has zeros there, too.
-    """
-    return torch.nn.functional.pad(h.detach().cpu(), (0, width - h.shape[-1]))
 
 
 def _solved(

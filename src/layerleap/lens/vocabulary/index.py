@@ -170,16 +170,15 @@ class ConceptIndex:
         self.check_model()
         number = self.file.vector(block, neuron)
         with self.file.reading() as connection:
-            ends = ends_of(connection, number)
+            words = scored(connection, ends_of(connection, number))
             norm, cluster, *values = connection.execute(
                 "SELECT norm, cluster, low, mean, high, std, positive FROM vectors "
                 "LEFT JOIN members ON members.vector = vectors.id "
                 "LEFT JOIN ranges ON ranges.id = vectors.id WHERE vectors.id = ?",
                 (number,),
             ).fetchone()
-            names = labels(connection, np.concatenate([end.ids for end in ends]))
         natural = None if values[0] is None else Range(*values)
-        return Vector(block, neuron, norm, *_both_scored(ends, names), natural, cluster)
+        return Vector(block, neuron, norm, *words, natural, cluster)
 
     @checked
     def range(self, block: int, neuron: int) -> dict[str, float] | None:
@@ -237,8 +236,7 @@ class ConceptIndex:
                 points = _named(ends, find_tokens(connection, query))
                 order = np.argsort(-points, kind="stable")[: np.count_nonzero(points)]
             chosen = order[:top].tolist()
-            names = labels(connection, (i for c in chosen for end in ends[c] for i in end.ids))
-        return [Cluster(rows[i][0], rows[i][1], *_both_scored(ends[i], names)) for i in chosen]
+            return [Cluster(*rows[i][:2], *scored(connection, ends[i])) for i in chosen]
 
     @checked
     def cluster(self, number: int) -> Cluster:
@@ -250,14 +248,13 @@ class ConceptIndex:
             ).fetchone()
             if row is None:
                 raise BadSettings(f"there is no cluster {number}; `clusters()` lists them")
-            ends = End.unpacked(row[1]), End.unpacked(row[2])
-            names = labels(connection, np.concatenate([end.ids for end in ends]))
+            words = scored(connection, (End.unpacked(row[1]), End.unpacked(row[2])))
             members = connection.execute(
                 "SELECT vector, cosine FROM members WHERE cluster = ? ORDER BY cosine DESC, vector",
                 (number,),
             ).fetchall()
         near = tuple(Member(*self.file.neuron(vector), cosine) for vector, cosine in members)
-        return Cluster(number, row[0], *_both_scored(ends, names), near)
+        return Cluster(number, row[0], *words, near)
 
     def _need_clusters(self) -> None:
         if reason := self.file.about.get("no_clusters"):
@@ -268,12 +265,6 @@ class ConceptIndex:
 
     def _values(self, block: int) -> Tensor:
         return feed_forward(self.transformer, block).written(self.transformer).float()
-
-
-def _both_scored(
-    ends: tuple[End, End], names: dict[int, TokenLabel]
-) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
-    return scored(ends[0], names), scored(ends[1], names)
 
 
 def _cosines(values: Tensor, vector: Tensor) -> Tensor:

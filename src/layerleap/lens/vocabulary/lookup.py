@@ -123,7 +123,11 @@ def ends_of(connection: sqlite3.Connection, vector: int) -> tuple[End, End]:
     return promoted, suppressed
 
 
-def scored(end: End, names: dict[int, TokenLabel]) -> tuple[Scored, ...]:
-    """An end as tokens with their scores."""
-    pairs = zip(end.ids.tolist(), end.scores.tolist(), strict=True)
-    return tuple(Scored(names[id_], score) for id_, score in pairs)
+def scored(
+    connection: sqlite3.Connection, ends: tuple[End, End]
+) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
+    """Both ends as tokens with their scores."""
+    names = labels(connection, np.concatenate([end.ids for end in ends]))
+    pairs = (zip(end.ids.tolist(), end.scores.tolist(), strict=True) for end in ends)
+    up, down = (tuple(Scored(names[id_], score) for id_, score in end) for end in pairs)
+    return up, down

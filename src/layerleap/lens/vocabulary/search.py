@@ -21,6 +21,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import chain
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -295,20 +296,13 @@ def _matches(
     ranked: list[tuple[int, int, float, bool]],
     matched: set[int],
 ) -> list[Match]:
-    ends = [ends_of(connection, vector) for vector, *_ in ranked]
-    hits = [
-        [id_ for id_ in both[end].ids.tolist() if id_ in matched]
-        for both, (_, end, *_) in zip(ends, ranked, strict=True)
-    ]
-    shown = [[side.ids[:SHOWN].tolist() for side in both] for both in ends]
-    names = labels(
-        connection, (i for some in (*hits, *(s for both in shown for s in both)) for i in some)
-    )
-    named = [
-        [tuple(names[id_] for id_ in ids) for ids in (hit, *lists)]
-        for hit, lists in zip(hits, shown, strict=True)
-    ]
-    return [
-        Match(*index.neuron(vector), score, SIDE_NAMES[end], matched_by, up, down, partial)
-        for (vector, end, score, partial), (matched_by, up, down) in zip(ranked, named, strict=True)
-    ]
+    matches = []
+    for vector, end, score, partial in ranked:
+        ends = [side.ids.tolist() for side in ends_of(connection, vector)]
+        hits = [id_ for id_ in ends[end] if id_ in matched]
+        lists = (hits, ends[PROMOTED][:SHOWN], ends[SUPPRESSED][:SHOWN])
+        names = labels(connection, chain(*lists))
+        hit, up, down = (tuple(names[id_] for id_ in ids) for ids in lists)
+        place = index.neuron(vector)
+        matches.append(Match(*place, score, SIDE_NAMES[end], hit, up, down, partial))
+    return matches
