@@ -236,7 +236,7 @@ class ConceptIndex:
                 points = _named(ends, find_tokens(connection, query))
                 order = np.argsort(-points, kind="stable")[: np.count_nonzero(points)]
             chosen = order[:top].tolist()
-            return [Cluster(*rows[i][:2], *scored(connection, ends[i])) for i in chosen]
+            return [Cluster(rows[i][0], rows[i][1], *scored(connection, ends[i])) for i in chosen]
 
     @checked
     def cluster(self, number: int) -> Cluster:
