@@ -26,7 +26,7 @@ from layerleap.stream.split import pack_fingerprints
 
 METHOD = 1  # raise it when a pass over the same text would give other sums: old ones are refused
 TOKENS_PER_BATCH = 1024
-RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
+RIDGE_SHARE = 0.1  # share of the fitting documents reserved for choosing a ridge
 
 
 @checked
@@ -56,9 +56,9 @@ def collect(
         starts: a text of real sequences from which a masked model draws its texts.
         pairs: "final" for maps to the last layer, "all" for maps between all layers.
         parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
-            name some of these kinds. Rows held back for the ridge are not included.
+            name some of these kinds. Rows for choosing the ridge are not included.
         choose_ridge: hold back a tenth of the documents to choose a ridge.
-        keep_sample: keep some rows of that tenth, which are fitted on unless they are held back.
+        keep_sample: keep some rows of that tenth, which are fitted on unless `choose_ridge`.
         solving: default options for `solve_bank`, stored with the result.
         shard: (index, number of shards) if several runs share the work.
         checkpoint: a file to save to about every half minute, and to resume from. The finished

@@ -1,7 +1,7 @@
 """Run a stream of batches into moments: with progress, checkpoints, shards and many processes.
 
 In: a wrapped model and batches of examples.
-Out: a `Tally`: moments to fit on, moments held back to choose a ridge, optionally moments of the
+Out: a `Tally`: moments to fit on, moments to choose a ridge on, optionally moments of the
 parts of blocks, and the progress of the run.
 
 A checkpoint is the moments plus the number of batches in them, written atomically. A run killed
