@@ -8,7 +8,7 @@ from torch import Tensor
 
 from layerleap.lens.lens import Lens
 from layerleap.lens.probes.cells import task_labels
-from layerleap.lens.probes.random_states import RandomStates
+from layerleap.lens.probes.scores import RandomStates
 from layerleap.lens.random_walks import RandomWalk, RandomWalks, Walk
 from layerleap.lens.saturation import Saturation, SaturationObserver
 from layerleap.lens.scores import score

@@ -8,7 +8,7 @@ import torch
 
 from layerleap.lens.compare.align import align
 from layerleap.lens.compare.alignment import Alignment
-from layerleap.lens.compare.kernels import Vocabulary
+from layerleap.lens.compare.similarity import Vocabulary
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, kinds, unembedding, vectors
 from rotated import FAMILIES, LAYERS, permuted, plain, rotated, rotation

@@ -21,10 +21,11 @@ from layerleap.lens.intervals import (
     Documents,
     freedom,
     mean_interval,
+    nested_means,
+    nested_ratios,
     resampled,
 )
 from layerleap.lens.map_errors import MapErrors
-from layerleap.lens.nested import nested_means, nested_ratios
 from layerleap.lens.probes.scores import score_probe
 from layerleap.lens.reader import score_table
 from layerleap.maps.bank import ShortcutBank

@@ -10,8 +10,8 @@ import layerleap as ll
 from edit_cases import EXPERTS, wrapped
 from families import CLASS, CLASSIFIERS, MASKED_TOKEN, NEXT_TOKEN
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.lens.vocabulary.pairs import Pairs
 from layerleap.lens.vocabulary.space import Space
+from layerleap.lens.vocabulary.token_pairs import Pairs
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import all_heads, embedding, kinds, unembedding, vectors
 

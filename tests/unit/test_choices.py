@@ -9,7 +9,7 @@ from layerleap.errors import BadSettings
 from layerleap.lens.probes.cells import folds_of
 from layerleap.lens.probes.scores import held_out, score_probe
 from layerleap.lens.probes.task import TaskProbe
-from layerleap.maps.settings import Tuning
+from layerleap.maps.map_settings import Tuning
 from layerleap.stats import Moments, collect
 from made_saturation import Knowing, saturation
 from tiny_models import sentences, tiny

@@ -17,7 +17,7 @@ import layerleap as ll
 from layerleap.act.debug.debugger import Debugger
 from layerleap.act.debug.index_cost import duration, index_cost
 from layerleap.lens.vocabulary import build
-from layerleap.lens.vocabulary.settings import IndexSettings, default_path
+from layerleap.lens.vocabulary.index_settings import IndexSettings, default_path
 from layerleap.lens.vocabulary.store import Building
 from layerleap.show.cli import debug as command
 from layerleap.show.web import schemas

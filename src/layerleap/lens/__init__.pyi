@@ -12,13 +12,14 @@ from .intervals import (
     groups_of as groups_of,
     jackknife as jackknife,
     mean_interval as mean_interval,
+    nested_means as nested_means,
+    nested_ratios as nested_ratios,
     percentiles as percentiles,
     wilson as wilson,
 )
 from .lens import chunks as chunks
 from .map_errors import GROUPS as GROUPS, MapErrors as MapErrors
 from .metrics import Reference as Reference, lasting as lasting
-from .nested import nested_means as nested_means, nested_ratios as nested_ratios
 from .probes.cells import CellSampling as CellSampling
 from .probes.scores import ProbeScores as ProbeScores, score_probe as score_probe
 from .probes.task import (
@@ -28,6 +29,7 @@ from .probes.task import (
 )
 from .random_walks import RandomWalk as RandomWalk, RandomWalks as RandomWalks
 from .reader import score_table as score_table
+from .readings import saturation_layers as saturation_layers
 from .saturation import (
     Saturation as Saturation,
     SaturationObserver as SaturationObserver,
@@ -35,4 +37,3 @@ from .saturation import (
     require_ranks as require_ranks,
 )
 from .scores import Scores as Scores, score as score
-from .text_saturation import saturation_layers as saturation_layers

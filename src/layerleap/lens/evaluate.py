@@ -6,7 +6,7 @@ to the logit lens, with 95 % intervals over documents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from layerleap.lens.lens import Lens
 from layerleap.lens.map_errors import MapErrors
 from layerleap.lens.scores import score
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import find_bank
+from layerleap.maps.fit import find_bank, sampling_of
 from layerleap.maps.map import IdentityMap
 from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
@@ -26,6 +26,7 @@ from layerleap.progress import Progress, reporting
 from layerleap.results.base import WIDE, Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table, Wide
+from layerleap.results.plain import plain
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Batch, Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
@@ -47,6 +48,10 @@ class Evaluation(Result):
     """
 
     KIND: ClassVar[str] = "evaluation"
+    LEGEND: ClassVar[str] = (
+        "P@k: how often the map's top token is among the model's top k; surprisal and KL in nats; "
+        "bold: best of the layer; all numbers: to_pandas() or --json"
+    )
     TEMPLATE: ClassVar[str] = "evaluation"
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table("scores", "", lambda evaluation: evaluation.scores),
@@ -77,14 +82,13 @@ class Evaluation(Result):
 
     def by_layer(self) -> list[dict[str, Any]]:
         """One row per layer below the last: the first bank beside the logit lens, for a card."""
-        name = self.maps[1]
+        by_map = {(row["layer"], row["map"]): row for row in _by_map(self)}
         table = []
         for layer in range(self.n_layers):
             row: dict[str, Any] = {"layer": layer, "rows": self.n_rows}
             for metric in ("precision@1", "kl", "r2"):
-                for one in self.at(layer):
-                    if one["metric"] == metric and one["map"] in (IdentityMap.kind, name):
-                        row[metric if one["map"] == name else f"{metric} of logit"] = one["value"]
+                row[f"{metric} of logit"] = by_map[layer, IdentityMap.kind][metric]
+                row[metric] = by_map[layer, self.maps[1]][metric]
             table.append(row)
         return table
 
@@ -105,8 +109,7 @@ class Evaluation(Result):
 
     def facts(self) -> Row:
         """What was evaluated, and on what."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**own, "unknown": list(self.unknown)}
+        return {key: plain(value) for key, value in vars(self).items()}
 
     def report(self, folder: str | Path) -> Path:
         """Write a page, its figure (SVG) and the numbers (CSV, JSON); returns the page's path."""
@@ -127,13 +130,6 @@ class Evaluation(Result):
         return (
             f"{self.model['name']} on {self.text}: {self.n_rows} rows from {self.n_documents} "
             f"{kind}documents, 95 % intervals over documents"
-        )
-
-    def legend(self) -> str:
-        """What the columns mean."""
-        return (
-            "P@k: how often the map's top token is among the model's top k; surprisal and KL in "
-            "nats; bold: best of the layer; all numbers: to_pandas() or --json"
         )
 
     def grids(self, width: int | None = None) -> list[Grid]:
@@ -161,9 +157,9 @@ def _by_map(evaluation: Evaluation) -> list[Row]:
     for layer in range(evaluation.n_layers + 1):
         for row in evaluation.at(layer):
             key = (layer, row["map"])
-            own = table.setdefault(key, {"layer": layer, "map": row["map"]})
+            wide = table.setdefault(key, {"layer": layer, "map": row["map"]})
             metric, low, high = row["metric"], row["low"], row["high"]
-            own |= {metric: row["value"], f"{metric} low": low, f"{metric} high": high}
+            wide |= {metric: row["value"], f"{metric} low": low, f"{metric} high": high}
     return list(table.values())
 
 
@@ -244,15 +240,12 @@ def evaluate(
         keep = side == "fit" if keep_fitted is None else keep_fitted
         fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
         census = Census(leave_out=frozenset() if keep else fitted)
-        batches = batches_of(
-            transformer,
-            source,
-            sampling,
-            side=side,
-            n_texts=n_texts,
-            census=census,
-            tokens_per_batch=tokens_per_batch,
-        )
+        options: dict[str, Any] = {
+            "side": side,
+            "n_texts": n_texts,
+            "tokens_per_batch": tokens_per_batch,
+        }
+        batches = batches_of(transformer, source, sampling, census=census, **options)
         errors = {name: MapErrors(one) for name, one in to_last.items()}
 
         def on_states(states: Mapping[int, Tensor], batch: Batch) -> None:
@@ -262,15 +255,8 @@ def evaluate(
         lenses = {IdentityMap.kind: Lens(transformer)}
         lenses |= {label: Lens(transformer, one) for label, one in banks.items()}
         try:
-            scores = score(
-                transformer,
-                lenses,
-                batches,
-                on_states=on_states,
-                progress=report,
-                total=n_texts,
-                phase="evaluating",
-            )
+            watched: dict[str, Any] = {"progress": report, "total": n_texts, "phase": "evaluating"}
+            scores = score(transformer, lenses, batches, on_states=on_states, **watched)
         except BadText as error:
             if not census.left_out:
                 raise
@@ -278,17 +264,10 @@ def evaluate(
     n_rows, n_documents = len(scores.documents), len(scores.documents.unique())
     if n_documents < 2:
         raise _too_little(name, n_rows, n_documents, census.left_out)
+    is_fitted_on, table = bool(census.used & fitted), [*scores.table(), *_r2_rows(errors)]
+    documents = is_fitted_on, census.left_out, unknown
     return Evaluation(
-        first.model,
-        name,
-        side,
-        bool(census.used & fitted),
-        census.left_out,
-        unknown,
-        first.n_layers,
-        n_rows,
-        n_documents,
-        [*scores.table(), *_r2_rows(errors)],
+        first.model, name, side, *documents, first.n_layers, n_rows, n_documents, table
     )
 
 
@@ -301,20 +280,20 @@ def _named_banks(
 ) -> dict[str, ShortcutBank]:
     """The banks by the name they have in tables."""
     if isinstance(bank, Mapping):
-        given: list[tuple[str | None, Bank]] = list(bank.items())
+        named: list[tuple[str | None, Bank]] = list(bank.items())
     else:
         many = [bank] if isinstance(bank, ShortcutBank | str | Path) else list(bank)
-        given = [(None, one) for one in many]
+        named = [(None, one) for one in many]
     banks: dict[str, ShortcutBank] = {}
-    for label, one in given:
-        found = find_bank(transformer, one, other_model=other_model, progress=progress)
-        if found is None:
+    for label, one in named:
+        opened = find_bank(transformer, one, other_model=other_model, progress=progress)
+        if opened is None:
             raise BadSettings("there is no bank to evaluate; expected a bank, its folder or name")
         if label is None:
-            is_named = isinstance(one, str | Path) and len(given) > 1
-            label = Path(str(one)).name if is_named else Lens(transformer, found).name
-        taken = [label, *(f"{label} {number}" for number in range(2, len(given) + 2))]
-        banks[next(name for name in taken if name not in {IdentityMap.kind, *banks})] = found
+            is_named = isinstance(one, str | Path) and len(named) > 1
+            label = Path(str(one)).name if is_named else Lens(transformer, opened).name
+        labels = [label, *(f"{label} {number}" for number in range(2, len(named) + 2))]
+        banks[next(name for name in labels if name not in {IdentityMap.kind, *banks})] = opened
     if not banks:
         raise BadSettings("there is no bank to evaluate; expected at least one")
     return banks
@@ -328,12 +307,6 @@ def _to_last(bank: ShortcutBank) -> ShortcutBank:
         missing = sorted(set(range(last)) - {m.src for m in maps})
         raise BadSettings(f"this bank has no map to the last layer from layers {missing}")
     return bank.changed(maps=maps, parts={}, fits=[])
-
-
-def sampling_of(bank: ShortcutBank) -> Sampling:
-    """The sampling the bank was fitted with; the defaults if it does not say."""
-    known = {f.name: bank.settings[f.name] for f in fields(Sampling) if f.name in bank.settings}
-    return Sampling(**known)
 
 
 def _source(
@@ -379,10 +352,6 @@ def _r2_rows(errors: Mapping[str, MapErrors]) -> Iterator[dict[str, Any]]:
         ends = {row["src"]: row for row in table if row["map"] == kind}
         last = {"src": len(ends), "r2": 1.0, "low": 1.0, "high": 1.0}
         for layer, row in [*sorted(ends.items()), (len(ends), {**ends[0], **last})]:
-            yield {
-                "map": label,
-                "layer": layer,
-                "metric": "r2",
-                "value": row["r2"],
-                **{key: row[key] for key in ("low", "high", "rows", "documents")},
-            }
+            numbers = {key: row[key] for key in ("low", "high", "rows", "documents")}
+            metric = {"map": label, "layer": layer, "metric": "r2", "value": row["r2"]}
+            yield {**metric, **numbers}

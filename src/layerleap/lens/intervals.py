@@ -12,8 +12,8 @@ often intervals contain the truth.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -45,8 +45,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; None for NaN and infinity."""
-        ends = {key: finite(getattr(self, key)) for key in ("value", "low", "high")}
-        return {**ends, "rows": self.rows, "documents": self.documents}
+        return {key: finite(value) for key, value in vars(self).items()}
 
 
 class Documents:
@@ -211,8 +210,8 @@ def freedom(sizes: Tensor) -> float:
     p2, p3, p4, p5 = (float(w.pow(k).sum()) for k in (2, 3, 4, 5))
     mean = p2 - 2 * p3 + p2**2
     spread = p4 - 4 * p5 + 4 * p2 * p4 + p2**4 + 2 * p3**2 - 4 * p2**2 * p3
-    found = mean**2 / spread if spread > 0 else 1.0
-    return min(max(1.0, found), max(1.0, len(sizes) - 1.0))
+    degrees = mean**2 / spread if spread > 0 else 1.0
+    return min(max(1.0, degrees), max(1.0, len(sizes) - 1.0))
 
 
 def t_quantile(degrees: float, level: float = LEVEL) -> float:
@@ -282,16 +281,90 @@ def resampled(value: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(sides[0], value), torch.maximum(sides[1], value)
 
 
-def resample(n: int, times: int, seed: int) -> Tensor:
-    """How often each of n groups is drawn in each of `times` bootstrap samples: (times, n)."""
-    return torch.cat(list(resample_in_parts(n, times, seed)))
-
-
 def resample_in_parts(n: int, times: int, seed: int) -> Iterator[Tensor]:
-    """What `resample` returns, some rows at a time; the parts do not depend on their sizes."""
+    """How often each of n groups is drawn in each of `times` bootstrap samples: (times, n).
+
+    Some rows at a time; the parts do not depend on their sizes.
+    """
     generator = torch.Generator().manual_seed(seed)
     step = max(1, ENTRIES // n)
     for start in range(0, times, step):
         drawn = torch.randint(n, (min(step, times - start), n), generator=generator)
         counts = torch.zeros(drawn.shape, dtype=torch.float64)
         yield counts.scatter_add_(1, drawn, torch.ones_like(counts))
+
+
+@dataclass(frozen=True)
+class NestedEstimate:
+    """A mean with its interval, the number of queries of all seeds, and of seeds."""
+
+    value: float
+    low: float | None  # None with fewer than two queries
+    high: float | None
+    rows: int  # of a mean, those that are known
+    seeds: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; None for NaN."""
+        return {key: finite(value) for key, value in vars(self).items()}
+
+
+def nested_means(groups: Sequence[Tensor], *, bounds: Bounds = ANY) -> list[NestedEstimate]:
+    """Column means over all seeds and queries; NaN counts as not measured."""
+    known = [group.isfinite() for group in groups]
+    values = [group.double().nan_to_num(0.0, 0.0, 0.0) for group in groups]
+    hits = [value * mask for value, mask in zip(values, known, strict=True)]
+    means = nested_ratios(hits, known, bounds=bounds)
+    rows = torch.cat(known).sum(0).tolist()
+    return [
+        replace(mean, rows=n) if n > 1 else replace(mean, low=None, high=None, rows=n)
+        for mean, n in zip(means, rows, strict=True)
+    ]
+
+
+def nested_ratios(
+    hits: Sequence[Tensor], counted: Sequence[Tensor], *, bounds: Bounds = ANY
+) -> list[NestedEstimate]:
+    """Sums of hits over sums of what is counted, by column; NaN where nothing is counted.
+
+    Args:
+        hits: by seed, (query, column).
+        counted: like hits.
+        bounds: values that are possible at all; intervals end there.
+    """
+    top, bottom = ([group.double() for group in side] for side in (hits, counted))
+    value = torch.cat(top).sum(0) / torch.cat(bottom).sum(0)
+    n_queries = sum(len(group) for group in top)
+    low = high = torch.full_like(value, torch.nan)
+    if n_queries > 1:
+        low, high = _over_queries(torch.cat(top), torch.cat(bottom), bounds)
+        margin = _seed_margin(top, bottom)
+        low = torch.minimum(low, (value - margin).clamp(*bounds))
+        high = torch.maximum(high, (value + margin).clamp(*bounds))
+    return [
+        NestedEstimate(mean, finite(a), finite(b), n_queries, len(top))
+        for mean, a, b in zip(value.tolist(), low.tolist(), high.tolist(), strict=True)
+    ]
+
+
+def _seed_margin(top: list[Tensor], bottom: list[Tensor]) -> Tensor:
+    """Half of the t-interval over the ratios of seeds, by column; 0 with fewer than two seeds."""
+    ratios = torch.stack([a.sum(0) / b.sum(0) for a, b in zip(top, bottom, strict=True)])
+    margins = torch.zeros(ratios.shape[1], dtype=torch.float64)
+    for column, by_seed in enumerate(ratios.unbind(1)):
+        known = by_seed[by_seed.isfinite()]
+        if len(known) > 1:
+            margins[column] = t_quantile(len(known) - 1) * known.std() / math.sqrt(len(known))
+    return margins
+
+
+def _over_queries(hits: Tensor, counted: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """The ends of intervals over queries of all seeds, by column."""
+    intervals = []
+    for top, bottom in zip(hits.T, counted.T, strict=True):
+        known = bottom > 0  # a query that counts nothing says nothing
+        top, bottom = top[known], bottom[known]
+        value, left_out = top.sum() / bottom.sum(), (top.sum() - top) / (bottom.sum() - bottom)
+        intervals.append(torch.stack(jackknife(value, left_out, bottom, bounds)))
+    low, high = torch.stack(intervals, dim=1)
+    return low, high

@@ -14,9 +14,8 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.lens.metrics import Comparison
-from layerleap.lens.readings import LensReadings, Readings
-from layerleap.lens.sweep import Sweep
-from layerleap.lens.text_saturation import SaturationLayers
+from layerleap.lens.readings import LensReadings, Readings, SaturationLayers
+from layerleap.lens.top import top_k
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.maps.kinds import kind_named
@@ -84,16 +83,14 @@ class Lens:
 
     def check_model(self) -> None:
         """Raise `WrongModel` if the weights were changed since the lens was made."""
-        if self.bank is None:
-            self.transformer.refresh()
-        else:
+        self.transformer.refresh()
+        if self.bank is not None:
             self.bank.check_model(self.transformer)
 
     def caveats(self) -> list[str]:
         """What limits every result read through this lens, a sentence each."""
-        return caveats(
-            self.transformer.identity.to_dict() if self.bank is None else self.bank.model
-        )
+        identity = self.transformer.identity.to_dict()
+        return caveats(identity if self.bank is None else self.bank.model)
 
     def map(self, layer: int) -> Map:
         """The map from `layer` to the last layer."""
@@ -137,11 +134,7 @@ class Lens:
         return Several(self.read_batch(texts, positions=positions, top_k=top_k))
 
     def read_batch(
-        self,
-        texts: Sequence[Any],
-        *,
-        positions: Sequence[int] | None = None,
-        top_k: int = 5,
+        self, texts: Sequence[Any], *, positions: Sequence[int] | None = None, top_k: int = 5
     ) -> list[Readings]:
         """Readings of several texts in shared passes; each is the same as if read alone."""
         if self.transformer.kind.endswith("-class"):  # often fewer classes than the default
@@ -155,24 +148,22 @@ class Lens:
         # Hooks may see the padding, and loose laws let rows depend on each other.
         if len(texts) > 1 and (foreign_code(model) or identity.loosened):
             return [self.read_batch([one], positions=positions, top_k=top_k)[0] for one in texts]
-        encoded, chosen, examples = self._examples(texts, positions)
+        examples = self._examples(texts, positions)
         last, name = self.transformer.n_layers, self.transformer.output_name
+        logit = Lens(self.transformer)
+        lenses = {logit.name: logit} | ({self.name: self} if self.bank is not None else {})
         readings = {}
         for batch in iter_batches(self.transformer, examples, tokens_per_batch=PASS_TOKENS):
             states = self.transformer.capture(batch.inputs, keep=batch.keep).states
-            tracks = {key: track(lens, states, top_k) for key, lens in self._lenses().items()}
+            tracks = {key: track(lens, states, top_k) for key, lens in lenses.items()}
             for number in batch.documents.unique().tolist():
                 rows = batch.documents == number
-                own = {key: value.rows(rows) for key, value in tracks.items()}
-                ids, places = encoded[number], chosen[number]
+                of_text = {key: value.rows(rows) for key, value in tracks.items()}
+                ids, places = list(examples[number].ids), list(examples[number].keep)
+                following = [self._following(ids, place) for place in places]
+                limits = self.caveats()
                 readings[number] = Readings(
-                    self._tokens(ids),
-                    places,
-                    last,
-                    own,
-                    name,
-                    self.caveats(),
-                    [self._following(ids, place) for place in places],
+                    self._tokens(ids), places, last, of_text, name, limits, following
                 )
         return [readings[number] for number in range(len(texts))]
 
@@ -199,67 +190,47 @@ class Lens:
         (readings,) = self.read_batch([text], positions=positions, top_k=k)
         return readings.saturation()
 
-    def _lenses(self) -> dict[str, "Lens"]:
-        """The logit lens, and this lens if it has a bank."""
-        plain = Lens(self.transformer)
-        return {plain.name: plain} | ({self.name: self} if self.bank is not None else {})
-
-    def _examples(
-        self, texts: Sequence[Any], positions: Sequence[int] | None
-    ) -> tuple[list[list[int]], list[list[int]], list[Example]]:
-        """The token ids of each text, the positions to read in each, and both as examples."""
-        self._require_texts()
+    def _examples(self, texts: Sequence[Any], positions: Sequence[int] | None) -> list[Example]:
+        """The token ids of each text, and the positions to read."""
         if not texts:
             raise BadText("no text to read; expected at least one")
-        encoded: list[list[int]] = []
-        chosen: list[list[int]] = []
         examples = []
-        for n, text in enumerate(texts):
-            with numbered(n + 1, len(texts)):
+        for number, text in enumerate(texts):
+            with numbered(number + 1, len(texts)):
                 source, ids = self._encode(text)
-                encoded.append(ids)
-                chosen.append(self._positions(ids, positions))
-            examples.append(Example(n, tuple(ids), tuple(chosen[n]), source=tuple(source)))
-        return encoded, chosen, examples
+                places = self.positions(ids, positions)
+            examples.append(Example(number, tuple(ids), tuple(places), source=tuple(source)))
+        return examples
 
     def last_position(self, text: OnePrompt) -> int:
         """The last position that `read` reads by default: the last token, or the last mask."""
-        self._require_texts()
-        return self._positions(self._encode(text)[1], None)[-1]
+        return self.positions(self.encode(text))[-1]
 
     def encode(self, text: OnePrompt) -> list[int]:
         """The token ids of one prompt that this model can read."""
-        self._require_texts()
         return self._encode(text)[1]
-
-    def positions(self, ids: list[int]) -> list[int]:
-        """The positions that `read` reads by default: all, the masked ones, or the pooled one."""
-        return self._positions(ids, None)
-
-    def _require_texts(self) -> None:
-        if not reads_pairs(self.transformer):
-            require_text(self.transformer)
 
     def _encode(self, text: Any) -> tuple[list[int], list[int]]:
         """Token ids of the encoder, if there is one, and of the text that is read."""
         if reads_pairs(self.transformer):
             source, ids = encode_pair(self.transformer, *as_pair(self.transformer, text))
         else:
+            require_text(self.transformer)
             source, ids = [], without_padding(self.transformer, encode(self.transformer, text))
         if (n := max(len(source), len(ids))) > (limit := longest_input(self.transformer)):
             raise BadText(f"the text has {n} tokens; this model reads at most {limit}")
         return source, ids
 
-    def _positions(self, ids: list[int], positions: Sequence[int] | None) -> list[int]:
+    def positions(self, ids: list[int], positions: Sequence[int] | None = None) -> list[int]:
+        """The positions to read: by default all, the masked ones, or the pooled one."""
         if self.transformer.pooling is not None:
-            own: list[int] = (
-                self.transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
-            )
-            if positions is not None and sorted({p % len(ids) for p in positions}) != own:
+            is_pooled = self.transformer.pooled(torch.ones(1, len(ids)))[0]
+            pooled: list[int] = is_pooled.nonzero()[:, 0].tolist()
+            if positions is not None and sorted({p % len(ids) for p in positions}) != pooled:
                 raise BadSettings(
                     f"{self.transformer.identity.name} classifies whole texts: omit positions"
                 )
-            return own
+            return pooled
         if positions is None:
             mask = getattr(self.transformer.tokenizer, "mask_token_id", None)
             is_masked = self.transformer.kind == "masked-token" and mask is not None
@@ -296,10 +267,10 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> LensReadings:
         for part in chunks(len(stacked), transformer.d_vocab):
             sweep.add(transformer.logits(stacked[part]).float())
         parts.append(vars(sweep.track()).values())
-    found = LensReadings(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+    readings = LensReadings(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
     for layer in range(last + 1):
-        require_finite(found.layer(layer), f"lens {lens.name!r}", layer)
-    return found
+        require_finite(readings.layer(layer), f"lens {lens.name!r}", layer)
+    return readings
 
 
 @overload
@@ -358,13 +329,17 @@ def read(
         positions: which tokens to read, negative from the end; all of them when None.
         tell: called with a message before something slow starts.
     """
-    found = find_bank(transformer, bank, other_model=other_model, tell=tell, progress=progress)
-    return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
+    opened = find_bank(transformer, bank, other_model=other_model, tell=tell, progress=progress)
+    return Lens(transformer, opened).read(text, positions=positions, top_k=top_k)
 
 
 def require_finite(compared: Comparison | LensReadings, reader: str, layer: int) -> None:
     """Raise `NotFinite` if some logits were not finite, which shows in KL and surprisal."""
-    bad = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
+    require_none(~(compared.kl.isfinite() & compared.surprisal.isfinite()), reader, layer)
+
+
+def require_none(bad: Tensor, reader: str, layer: int) -> None:
+    """Raise `NotFinite` if a row is bad: its logits are not finite."""
     if bad.any():
         raise NotFinite(
             f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
@@ -377,3 +352,57 @@ def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:
     size = rows_at_once(d_vocab)
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
+
+
+CACHED = 2**18  # entries that are exponentiated at a time: 1 MB in float32
+COLUMNS = 2**11  # terms of a mean that are added up in one product
+
+
+class Sweep:
+    """The readings of one lens, layer after layer, at the same rows."""
+
+    def __init__(self, n_rows: int, k: int) -> None:
+        """Start without layers; the top `k` tokens will be kept of each."""
+        self.n_rows, self.k = n_rows, k
+        self._parts: list[tuple[Tensor, ...]] = []
+
+    def add(self, logits: Tensor) -> None:
+        """Add the logits of one layer or several, each with all rows: (layer x row, d_vocab)."""
+        values, ids = top_k(logits, self.k)
+        log_norm = _log_norm(logits, values[:, 0])
+        n, top = self.n_rows, ids[:, 0]
+        if not self._parts:
+            self._answer, self._top, self._log_norm = logits[:n].clone(), top[:n], log_norm[:n]
+            self._p = (self._answer - self._log_norm[:, None]).exp_()
+        expected = self._expected(logits)
+        rows = torch.arange(len(logits), device=logits.device) % n
+        surprisal = self._log_norm[rows] - self._answer[rows, top]
+        probs, agrees = (values - log_norm[:, None]).exp(), top == self._top[rows]
+        columns = ids, probs, agrees, log_norm - expected, surprisal
+        self._parts.append(tuple(column.unflatten(0, (-1, n)) for column in columns))
+
+    def _expected(self, logits: Tensor) -> Tensor:
+        """The mean of each row of logits under the answer's probabilities.
+
+        One product serves all layers of a row. It covers few columns, because rounding errors grow
+        with the number of terms that are added one by one.
+        """
+        n, total = self.n_rows, torch.zeros(len(logits), device=logits.device)
+        for some, p in zip(logits.split(COLUMNS, 1), self._p.split(COLUMNS, 1), strict=True):
+            total += torch.stack([some[row::n] @ p[row] for row in range(n)], 1).flatten()
+        return total
+
+    def track(self) -> LensReadings:
+        """What was read, with the last layer at its end."""
+        columns = (torch.cat(parts).roll(-1, 0).cpu() for parts in zip(*self._parts, strict=True))
+        ids, probs, agrees, cross, surprisal = columns
+        # A divergence is the cross-entropy beyond the entropy of the answer, which is that of the
+        # answer with itself. Clamped because rounding can push it slightly below zero.
+        return LensReadings(ids, probs, agrees, (cross - cross[-1]).clamp_min(0), surprisal)
+
+
+def _log_norm(logits: Tensor, highest: Tensor) -> Tensor:
+    """`logsumexp` of each row whose highest value is known, a few rows at a time."""
+    few = max(1, CACHED // logits.shape[-1])
+    pairs = zip(logits.split(few), highest[:, None].split(few), strict=True)
+    return highest + torch.cat([(some - high).exp_().sum(-1) for some, high in pairs]).log()

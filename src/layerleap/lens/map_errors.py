@@ -92,16 +92,9 @@ class MapErrors:
                 r2 = _average(error, spread)
                 varies = ~spread[0].isnan()
                 weighted = 1 - error[0][varies].sum() / spread[0][varies].sum()
-                table.append(
-                    {
-                        "map": name,
-                        "src": src,
-                        "dst": dst,
-                        "weighted": finite(weighted.item()),
-                        "no_first": finite(r2[1].item()) if n[1] > 1 else None,
-                        **self._estimate("r2", r2, n, is_r2=True),
-                    }
-                )
+                row = {"map": name, "src": src, "dst": dst, "weighted": finite(weighted.item())}
+                row["no_first"] = finite(r2[1].item()) if n[1] > 1 else None
+                table.append({**row, **self._estimate("r2", r2, n, is_r2=True)})
         return table
 
     def leads(self) -> list[dict[str, Any]]:

@@ -42,9 +42,7 @@ class Distribution:
         # Of equal logits, torch returns the lowest id.
         highest, self.top = self.logits.max(-1)
         self.top_prob = self.p.gather(-1, self.top[:, None])[:, 0]
-        self.log_norm = (
-            highest - self.top_prob.log()
-        )  # much cheaper than another pass for logsumexp
+        self.log_norm = highest - self.top_prob.log()  # cheaper than a pass for logsumexp
         self.entropy = self.log_norm - torch.linalg.vecdot(self.p, self.logits)
 
     def second(self) -> Tensor:
@@ -69,22 +67,16 @@ class Reference(Distribution):
         cross = read.log_norm - torch.linalg.vecdot(self.p, read.logits)
         # Clamped because rounding can push a divergence of zero slightly below zero.
         kl = (cross - self.entropy).clamp_min(0)
-        return Comparison(
-            read.top,
-            self._rank(chosen, read.top),
-            self.log_norm - chosen[:, 0],
-            kl,
-            read.top_prob,
-            read.second(),
-            read.entropy,
-        )
+        rank, surprisal = self._rank(chosen, read.top), self.log_norm - chosen[:, 0]
+        confidence = read.top_prob, read.second(), read.entropy
+        return Comparison(read.top, rank, surprisal, kl, *confidence)
 
     def _rank(self, chosen: Tensor, top: Tensor) -> Tensor:
         rank = (self.best > chosen).sum(-1).clamp_max(DEPTH)
         tied = ((self.best == chosen).sum(-1) > 1).nonzero()[:, 0]
         for row in tied.tolist():  # rare: equal logits are ordered by id, like the top token
-            own = self.logits[row if len(self.logits) > 1 else 0]
-            before = own[: int(top[row])] == chosen[row]
+            logits = self.logits[row if len(self.logits) > 1 else 0]
+            before = logits[: int(top[row])] == chosen[row]
             rank[row] = min(DEPTH, int(rank[row] + before.sum()))
         return rank
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.lens import Lens
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.saturation import Saturation, finite_top, require_ranks
-from layerleap.lens.text_saturation import saturation_layers
 from layerleap.models.transformer import Transformer
 from layerleap.short_repr import ShortRepr
 
@@ -94,19 +94,12 @@ class RandomWalks:
                 f"{sum(map(len, self._sampled))} rows are too few to sample a share of "
                 f"{self.share} for random walks; read more text"
             )
-        unknown = torch.full_like(rows, -1, dtype=torch.int32)
-        return {
-            name: RandomWalk(
-                replace(
-                    real[name].rows(rows),
-                    layer=torch.cat(layers),
-                    tokens=torch.cat(self.tokens[name]),
-                    gold=unknown,
-                ),
-                rows,
-            )
-            for name, layers in self.layers.items()
-        }
+        unknown, walks = torch.full_like(rows, -1, dtype=torch.int32), {}
+        for name, layers in self.layers.items():
+            layer, tokens = torch.cat(layers), torch.cat(self.tokens[name])
+            sampled = replace(real[name].rows(rows), layer=layer, tokens=tokens, gold=unknown)
+            walks[name] = RandomWalk(sampled, rows)
+        return walks
 
 
 class Walk:

@@ -7,12 +7,12 @@ Nothing V-sized is kept: logits live for one chunk of rows.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap.lens.intervals import POSITIVE, SHARE, Documents, finite
+from layerleap.lens.intervals import POSITIVE, SHARE, Documents
 from layerleap.lens.lens import chunks, require_finite
 from layerleap.lens.metrics import DEPTH, Comparison, Reference
 from layerleap.memory import rows_at_once
@@ -44,11 +44,9 @@ class Predictor:
     may_fail: bool = False  # count NaN and infinite logits as wrong instead of raising an error
 
 
-class LogitObserver(Protocol):
-    """Called with all logits of each chunk of rows and predictor, layers ascending."""
-
-    def __call__(self, name: str, layer: int, logits: Tensor) -> object:
-        """`name` is the predictor's; do not change `logits`, (row, d_vocab)."""
+# Called with all logits of each chunk of rows and predictor, layers ascending: the name of the
+# predictor, the layer, and logits (row, d_vocab), which it must not change.
+LogitObserver = Callable[[str, int, Tensor], object]
 
 
 class RowQueue:
@@ -95,12 +93,7 @@ class Reader:
         layers: Sequence[int] | None = None,
         on_logits: LogitObserver | None = None,
     ) -> None:
-        """Start without rows.
-
-        Args:
-            layers: the layers below the last to read, in order; all by default.
-            on_logits: called with all logits, including those of the last layer.
-        """
+        """Start without rows, to read some layers below the last in order; all by default."""
         self.transformer, self.predictors, self.on_logits = transformer, predictors, on_logits
         self.layers = tuple(range(transformer.n_layers) if layers is None else layers)
         self._values: dict[tuple[str, str], list[Tensor]] = {
@@ -143,11 +136,9 @@ class Reader:
                 self.on_logits(name, last, reference.logits)
             sizes.append(_size(rows[last]))
             for measure, dtype in MEASURES.items():
-                columns = (
-                    sizes
-                    if measure == "size"
-                    else [getattr(c, measure).cpu() for c in [*compared, at_last]]
-                )
+                columns = sizes
+                if measure != "size":
+                    columns = [getattr(c, measure).cpu() for c in [*compared, at_last]]
                 self._values[measure, name].append(torch.stack(columns, 1).to(dtype))
 
 
@@ -188,8 +179,7 @@ def score_table(
         answered: add one more metric, the share of rows with finite logits. Where it is below 1,
             surprisal and KL have no mean and are None.
     """
-    table = []
-    by_document = Documents(documents)
+    table, by_document = [], Documents(documents)
     for name, rank in columns["rank"].items():
         metrics = {
             **{f"precision@{k}": (rank < k).float() for k in PRECISIONS},
@@ -204,17 +194,6 @@ def score_table(
             for layer, e in zip(numbers, by_document.means(values, possible), strict=True):
                 if layer == numbers[-1] and metric != "surprisal" and e.low is not None:
                     e = replace(e, low=e.value, high=e.value)  # it is the model itself
-                table.append(
-                    {
-                        **labels,
-                        "map": name,
-                        "layer": layer,
-                        "metric": metric,
-                        "value": finite(e.value),
-                        "low": finite(e.low),
-                        "high": finite(e.high),
-                        "rows": e.rows,
-                        "documents": e.documents,
-                    }
-                )
+                row = {**labels, "map": name, "layer": layer, "metric": metric}
+                table.append(row | e.to_dict())
     return table

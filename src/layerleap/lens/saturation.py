@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText, NotFinite
-from layerleap.lens.lens import Lens
+from layerleap.errors import BadSettings, BadText
+from layerleap.lens.lens import Lens, require_none
 from layerleap.lens.reader import RowQueue, StateRows
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.scores import TailCheck, iter_states
-from layerleap.lens.text_saturation import saturation_layers
 from layerleap.lens.top import top_k
 from layerleap.models.transformer import Transformer
 from layerleap.stats.tensor_file import TensorFile
@@ -52,10 +52,8 @@ class Saturation:
         return len(self.layer)
 
     def __repr__(self) -> str:
-        return (
-            f"Saturation({len(self)} rows, ranks 1 to {self.k}, layers 0 to {self.n_layers}, "
-            f"lens {self.lens!r})"
-        )
+        ranges = f"ranks 1 to {self.k}, layers 0 to {self.n_layers}"
+        return f"Saturation({len(self)} rows, {ranges}, lens {self.lens!r})"
 
     def rows(self, chosen: Tensor) -> "Saturation":
         """Some of the rows, selected by a mask or by indices."""
@@ -128,24 +126,15 @@ class _Collector:
 
     def add_batch(self, batch: Batch) -> None:
         """Record the origin of a batch's rows."""
-        self.origins.append((_gold(self.transformer, batch), batch.documents, batch.positions))
+        gold = _gold(self.transformer, batch).to(torch.int32)
+        self.origins.append((gold, batch.documents, batch.positions))
 
     def results(self) -> dict[str, Saturation]:
         """Saturation layers by lens; rows in the order they were added."""
-        gold, documents, positions = (
-            torch.cat(column) for column in zip(*self.origins, strict=True)
-        )
-        tokens = torch.cat(self.tokens)
+        gold, documents, positions = map(torch.cat, zip(*self.origins, strict=True))
+        tokens, last = torch.cat(self.tokens), self.transformer.n_layers
         return {
-            name: Saturation(
-                torch.cat(layers),
-                tokens,
-                gold.to(torch.int32),
-                documents,
-                positions,
-                self.transformer.n_layers,
-                name,
-            )
+            name: Saturation(torch.cat(layers), tokens, gold, documents, positions, last, name)
             for name, layers in self.layers.items()
         }
 
@@ -205,12 +194,7 @@ class _Tracker(_Collector):
 def finite_top(logits: Tensor, k: int, reader: str, layer: int) -> Tensor:
     """Ids of the top k, on the CPU; raises `NotFinite` if one of them is NaN or infinite."""
     values, ids = top_k(logits, k)
-    bad = ~values.isfinite().all(-1)
-    if bad.any():
-        raise NotFinite(
-            f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
-            f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
-        )
+    require_none(~values.isfinite().all(-1), reader, layer)
     return ids.cpu()
 
 

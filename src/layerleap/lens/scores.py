@@ -8,6 +8,7 @@ to the last state, because all measures assume that both are the same (`TailChec
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,15 @@ class TailCheck:
         """Plain JSON types."""
         return {"rows": self.rows, "agreement": self.agreement, "gap": finite(self.gap)}
 
-    def add(self, own: Tensor, from_tail: Tensor) -> None:
+    def add(self, from_model: Tensor, from_tail: Tensor) -> None:
         """Add rows of the model's logits and of the tail's."""
         # bfloat16 logits are often equal up to rounding: either token may then come first.
-        slack = 4 * torch.finfo(own.dtype).eps * own.abs().amax(-1).double()
-        own, from_tail = own.double(), from_tail.to(own.device).double()
-        chosen = own.gather(-1, from_tail.argmax(-1, keepdim=True))[:, 0]
-        difference = (own.log_softmax(-1) - from_tail.log_softmax(-1)).abs().max()
-        self.rows += len(own)
-        self.wrong += int((~(chosen >= own.amax(-1) - slack)).sum())
+        slack = 4 * torch.finfo(from_model.dtype).eps * from_model.abs().amax(-1).double()
+        from_model, from_tail = from_model.double(), from_tail.to(from_model.device).double()
+        chosen = from_model.gather(-1, from_tail.argmax(-1, keepdim=True))[:, 0]
+        difference = (from_model.log_softmax(-1) - from_tail.log_softmax(-1)).abs().max()
+        self.rows += len(from_model)
+        self.wrong += int((~(chosen >= from_model.amax(-1) - slack)).sum())
         self.gap = max(self.gap, float(difference))
 
     def require(self, *, rows: int = 0) -> None:
@@ -142,11 +143,10 @@ def score(
     predictors = {name: _predictor(name, lens) for name, lens in lenses.items()}
     reader, check = Reader(transformer, predictors, on_logits=on_logits), TailCheck()
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def report(texts: int) -> None:
-        progress(phase, texts, total)
-
-    for batch, states in iter_states(transformer, batches, check, report, on_recording):
+    states_of_batches = iter_states(
+        transformer, batches, check, lambda texts: progress(phase, texts, total), on_recording
+    )
+    for batch, states in states_of_batches:
         if on_states is not None:
             on_states(states, batch)
         reader.add(states)
@@ -183,9 +183,8 @@ def iter_states(
 
 
 def _predictor(name: str, lens: Lens) -> Predictor:
-    return Predictor(
-        f"lens {name!r} ({lens.name})", lambda rows, layer: lens.map(layer)(rows[layer])
-    )
+    label = f"lens {name!r} ({lens.name})"
+    return Predictor(label, lambda rows, layer: lens.map(layer)(rows[layer]))
 
 
 @torch.no_grad()
@@ -206,19 +205,15 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
     keep = torch.ones_like(few.keep) if is_whole else few.keep
     captured = transformer.capture(few.inputs, keep=keep, layers=[last], logits=True)
     assert captured.logits is not None
-    own = captured.logits  # of every position, or of the whole input if the model is a classifier
-    own = own[keep.to(own.device)] if own.dim() == 3 else own[few.text_of_row]
-    for rows in [slice(None)] if is_whole else chunks(len(own), transformer.d_vocab):
-        check.add(own[rows], transformer.logits(captured.states[last][rows]))
+    logits = captured.logits  # of every position, or of the whole input of a classifier
+    logits = logits[keep.to(logits.device)] if logits.dim() == 3 else logits[few.text_of_row]
+    for rows in [slice(None)] if is_whole else chunks(len(logits), transformer.d_vocab):
+        check.add(logits[rows], transformer.logits(captured.states[last][rows]))
     check.require(rows=100)  # a handful of rows must not decide
 
 
 def _cosines(h: Mapping[int, Tensor]) -> Tensor:
     """Between each state and the one a layer below: (row, layer), NaN at layer 0."""
-    pairs = [
-        torch.cosine_similarity(
-            h[layer - 1].flatten(1).float().to(h[layer].device), h[layer].flatten(1).float()
-        ).cpu()
-        for layer in range(1, len(h))
-    ]
-    return torch.stack([torch.full((len(h[0]),), torch.nan), *pairs], dim=1)
+    flat = [h[layer].flatten(1).float() for layer in range(len(h))]
+    pairs = [torch.cosine_similarity(x.to(y.device), y).cpu() for x, y in pairwise(flat)]
+    return torch.stack([torch.full((len(flat[0]),), torch.nan), *pairs], dim=1)

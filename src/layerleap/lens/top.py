@@ -1,4 +1,4 @@
-"""Deterministic top-k of logits: ties are ordered by id."""
+"""Deterministic top-k and ranks of logits: ties are ordered by id."""
 
 import torch
 from torch import Tensor
@@ -31,3 +31,24 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     ids = torch.cat([ids, rest], dim=1)
     best_values, place = top_k(values.gather(1, ids), k)
     return best_values, ids.gather(1, place)
+
+
+def ranks_of(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ranks of one column (in `places`) of each row of scores, from above and from below.
+
+    Ranks from `k` on are given as `k`; ties are ordered by column. Where k blocks of columns have
+    one that is ahead, no column needs to be counted.
+    """
+    values = scores.gather(1, places[:, None])
+    whole = scores.shape[1] // BLOCK * BLOCK
+    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK)) if whole else scores[:, :, None]
+    ends = []
+    for extreme, is_ahead in ((torch.amax, torch.gt), (torch.amin, torch.lt)):
+        ahead = torch.count_nonzero(is_ahead(extreme(blocks, -1), values), dim=1)
+        ranks = torch.full((len(scores),), k)
+        for row in (ahead < k).nonzero()[:, 0].tolist():
+            rank = torch.count_nonzero(is_ahead(scores[row], values[row]))
+            rank += torch.count_nonzero(scores[row, : places[row]] == values[row])
+            ranks[row] = rank.clamp(max=k)
+        ends.append(ranks)
+    return ends[0], ends[1]

@@ -13,5 +13,5 @@ from .linear import (
     solve as solve,
 )
 from .map import IdentityMap as IdentityMap, Map as Map
-from .settings import Tuning as Tuning, check_solving as check_solving
-from .tuned import summary as summary, tune_maps as tune_maps
+from .map_settings import Tuning as Tuning, check_solving as check_solving
+from .tune import summary as summary, tune_maps as tune_maps

@@ -59,9 +59,7 @@ class Artifact:
         return folder
 
     def check_target(self, folder: str | Path, *, replace: bool = True) -> None:
-        """Refuse a folder that is not writable, or that holds anything but an artifact like this.
-
-        And one that holds such an artifact, unless it may be replaced.
+        """Refuse a folder that is not writable, or holds other files; or a saved artifact to keep.
 
         Saving replaces the folder, so a mistyped path must not delete other files. Call it before a
         long run, so that the run does not fail when it saves its result.
@@ -139,14 +137,13 @@ class Artifact:
 
     def check_shape(self, config: Mapping[str, Any], facts: ModelFacts) -> None:
         """Raise `WrongModel` if the card says that the model has another shape than is known."""
-        own, known = (
-            (config.get("n_layers"), config.get("d_model")),
-            (facts.n_layers, facts.d_model),
-        )
-        if any(a is not None and b is not None and a != b for a, b in zip(own, known, strict=True)):
+        card = config.get("n_layers"), config.get("d_model")
+        known = facts.n_layers, facts.d_model
+        if any(None not in both and both[0] != both[1] for both in zip(card, known, strict=True)):
             raise WrongModel(
-                f"this {self.what} belongs to {config['model']['name']} with {own[0]} layers of "
-                f"{own[1]}, but {facts.name} has {known[0]} of {known[1]}; fit a {self.what} for it"
+                f"this {self.what} belongs to {config['model']['name']} with {card[0]} layers of "
+                f"{card[1]}, but {facts.name} has {known[0]} of {known[1]}; fit a {self.what} for "
+                "it"
             )
 
     def check_model(

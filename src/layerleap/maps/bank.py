@@ -73,10 +73,10 @@ class ShortcutBank:
         if src == dst and 0 <= src <= self.n_layers:
             return IdentityMap(src, dst)
         if pair not in self.maps:
-            held = "every layer to the last" if self.is_final_only else f"{len(self.maps)} pairs"
+            pairs = "every layer to the last" if self.is_final_only else f"{len(self.maps)} pairs"
             raise BadSettings(
                 f"no map from layer {src} to layer {dst} in this bank of {self.model['name']}: "
-                f"the model has layers 0 to {self.n_layers}, the bank holds {held}"
+                f"the model has layers 0 to {self.n_layers}, the bank holds {pairs}"
             )
         return self.maps[pair]
 
@@ -102,10 +102,7 @@ class ShortcutBank:
 
     @property
     def kind(self) -> str:
-        """The kind of its maps to the last layer, which names lenses; of several, the leading one.
-
-        See `maps.kinds.leading_kind`.
-        """
+        """The kind of its maps to the last layer, which names lenses; see `leading_kind`."""
         final = {m.kind for (_, dst), m in self.maps.items() if dst == self.n_layers}
         return leading_kind(final or {m.kind for m in self.maps.values()})
 
@@ -120,19 +117,19 @@ class ShortcutBank:
         every result says so; the bank itself stays as it is.
         """
         transformer.refresh()
-        own, theirs = self.model, transformer.identity.to_dict()
-        if own["fingerprint"] == theirs["fingerprint"]:
+        origin, theirs = self.model, transformer.identity.to_dict()
+        if origin["fingerprint"] == theirs["fingerprint"]:
             return self
-        known = own.get("architecture", theirs["architecture"])  # imported banks do not say
+        known = origin.get("architecture", theirs["architecture"])  # imported banks do not say
         ours = known, self.n_layers, self.d_model
         if ours != (theirs["architecture"], transformer.n_layers, transformer.d_model):
             raise WrongModel(
-                f"this bank belongs to {own['name']} ({known}, {self.n_layers} layers of "
+                f"this bank belongs to {origin['name']} ({known}, {self.n_layers} layers of "
                 f"{self.d_model}), but {theirs['name']} is {theirs['architecture']} with "
                 f"{transformer.n_layers} of {transformer.d_model}; only a bank of the same class, "
                 "number of layers and width can be lent"
             )
-        fitted = own.get("fitted_on") or {key: own[key] for key in ("name", "fingerprint")}
+        fitted = origin.get("fitted_on") or {key: origin[key] for key in ("name", "fingerprint")}
         lent = self.changed(model={**theirs, "fitted_on": fitted})
         warnings.warn(caveats(lent.model)[-1], OtherModelWarning, stacklevel=3)
         return lent
@@ -166,13 +163,9 @@ class ShortcutBank:
         device_of = devices.__getitem__ if isinstance(devices, Mapping) else devices
         placed = [m.to(device_of(m.src)) for m in self.maps.values()]
         parts = {key: m.to(device_of(m.dst)) for key, m in self.parts.items()}
-        before, after = (
-            [t for m in maps for t in m.tensors().values()]
-            for maps in ([*self.maps.values(), *self.parts.values()], [*placed, *parts.values()])
-        )
-        if all(a is b for a, b in zip(before, after, strict=True)):
-            return self
-        return self.changed(maps=placed, parts=parts)
+        moved = self.changed(maps=placed, parts=parts)
+        is_same = all(value is moved._tensors()[key] for key, value in self._tensors().items())
+        return self if is_same else moved
 
     def changed(self, **changes: Any) -> "ShortcutBank":
         """A copy of the bank with some arguments of the constructor changed."""
@@ -211,9 +204,9 @@ class ShortcutBank:
     def _config(self) -> dict[str, Any]:
         fits = [fit.to_dict() for fit in (*self.fits.values(), *self.part_fits.values())]
         documents = None if self.documents is None else pack_fingerprints(self.documents)
-        own = {key: getattr(self, key) for key in FIELDS}
+        config = {key: getattr(self, key) for key in FIELDS}
         kinds = {key: kind_named(m.kind).kind for key, m in self._keys().items()}
-        return {**own, "fits": fits, "documents": documents, "kinds": kinds}
+        return {**config, "fits": fits, "documents": documents, "kinds": kinds}
 
     @classmethod
     def from_pretrained(
@@ -227,8 +220,8 @@ class ShortcutBank:
             fits = [FitReport.from_dict(fit) for fit in config["fits"]]
             packed = config.get("documents")  # banks of older versions do not have it
             documents = None if packed is None else unpack_fingerprints(packed)
-            own = {key: config[key] for key in FIELDS}
-            return cls(maps, parts=parts, fits=fits, documents=documents, **own)
+            fields = {key: config[key] for key in FIELDS}
+            return cls(maps, parts=parts, fits=fits, documents=documents, **fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadArtifact(f"{path} does not describe a bank ({error})") from error
 
@@ -257,30 +250,32 @@ def _grouped(
 ) -> tuple[list[Map], dict[tuple[int, str], Map]]:
     """The maps of layers and of parts, from the tensors that `ShortcutBank._tensors` named."""
     named: dict[str, dict[str, Tensor]] = {key: {} for key in kinds}
-    for name, value in sorted(tensors.items()):
-        key, _, own = name.rpartition(".")
-        named[key][own] = value
+    named |= _by_key(tensors)
     maps, parts = [], {}
-    for key, own_tensors in named.items():
+    for key, by_name in named.items():
         kind = kind_named(kinds[key])
         if key.startswith(PART):
             block, part = key.removeprefix(PART).split(".")
-            parts[int(block), part] = kind.from_tensors(int(block) - 1, int(block), own_tensors)
+            parts[int(block), part] = kind.from_tensors(int(block) - 1, int(block), by_name)
         else:
             src, dst = map(int, key.split("-"))
-            maps.append(kind.from_tensors(src, dst, own_tensors))
+            maps.append(kind.from_tensors(src, dst, by_name))
     return sorted(maps, key=lambda m: (m.src, m.dst)), dict(sorted(parts.items()))
 
 
 def _kinds_before(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, str]:
     """The kind of each map in a bank that was saved when banks did not say it."""
-    named: dict[str, list[str]] = {}
-    for name in tensors:
-        key, _, own = name.rpartition(".")
-        named.setdefault(key, []).append(own)
-    is_tuned = config["settings"].get("lens") == "tuned"
-    last = f"-{config['n_layers']}"
+    is_tuned, last = config["settings"].get("lens") == "tuned", f"-{config['n_layers']}"
     return {
         key: kind_by_tensors(names, tuned=is_tuned and key.endswith(last))
-        for key, names in named.items()
+        for key, names in _by_key(tensors).items()
     }
+
+
+def _by_key(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """By the key of a map, its tensors by name."""
+    named: dict[str, dict[str, Tensor]] = {}
+    for name, value in sorted(tensors.items()):
+        key, _, short = name.rpartition(".")
+        named.setdefault(key, {})[short] = value
+    return named

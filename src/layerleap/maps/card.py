@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from layerleap.maps.bank import ShortcutBank
 
 
+USE = """## How to use
+
+```python
+import layerleap as ll
+
+model = ll.load("{}")
+bank = ll.ShortcutBank.from_pretrained("path/to/this/bank")
+bank.lens(model).read("The capital of France is")
+```
+
+The bank belongs to exactly the weights it was fitted on; layerleap refuses any other model."""
+
+
 def model_card(bank: "ShortcutBank") -> str:
     """The card: metadata, description, use, training and evaluation."""
     name = bank.model["name"]
     sections = [
         _metadata(bank),
         [f"# {_kind(bank).title.capitalize()} for {name}", "", *_description(bank)],
-        [
-            "## How to use",
-            "",
-            "```python",
-            "import layerleap as ll",
-            "",
-            f'model = ll.load("{name}")',
-            'bank = ll.ShortcutBank.from_pretrained("path/to/this/bank")',
-            'bank.lens(model).read("The capital of France is")',
-            "```",
-            "",
-            "The bank belongs to exactly the weights it was fitted on; layerleap refuses any other "
-            "model.",
-        ],
+        [USE.format(name)],
         ["## Training", "", f"Fitted by {bank.source}."],
         *_lists({"Model": bank.model, "Data": bank.data, "Settings": bank.settings}),
         ["## Evaluation", "", *_evaluation(bank)],
@@ -60,7 +60,7 @@ def _description(bank: "ShortcutBank") -> list[str]:
         f"{len(bank)} maps {_pairs(bank)} of {bank.model['name']} ({bank.n_layers} layers, "
         f"width {bank.d_model}). A map carries a hidden state to a later layer. With the model's "
         "own head on top, a map to the last layer shows what the model would predict from that "
-        f"state. {_kind(bank).about}".rstrip(),
+        f"state. {_kind(bank).about}".rstrip()
     ]
     if bank.parts:
         names = ", ".join(dict.fromkeys(part for _, part in bank.parts))
@@ -110,18 +110,11 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
     finals = [fit for fit in bank.fits.values() if fit.dst == bank.n_layers]
     if finals:
         columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "logit R2"]
-        rows = [
-            [
-                str(fit.src),
-                str(fit.rows),
-                f"{fit.rank}/{fit.width}",
-                f"{fit.condition:.2g}",
-                f"{fit.ridge:g}",
-                f"{fit.train_r2:.3f}",
-                f"{fit.train_r2_logit:.3f}",
-            ]
-            for fit in finals
-        ]
+        line = (
+            "{0.src}|{0.rows}|{0.rank}/{0.width}|{0.condition:.2g}|{0.ridge:g}|{0.train_r2:.3f}|"
+            "{0.train_r2_logit:.3f}"
+        )
+        rows = [line.format(fit).split("|") for fit in finals]
         lines += ["Fits to the last layer, on the training rows:", "", *_table(columns, rows), ""]
     if not bank.quality:
         lines += ["Not evaluated on held-out text. Use `layerleap.evaluate(model, bank, text)`."]

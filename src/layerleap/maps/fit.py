@@ -15,7 +15,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ from layerleap.maps.artifact import BANK
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve, solve_parts
 from layerleap.maps.map import IdentityMap, Map
+from layerleap.maps.map_settings import check_solving
 from layerleap.maps.ridge import RidgeChooser, without_rows
-from layerleap.maps.settings import check_solving
 from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
@@ -76,24 +76,25 @@ def solve_bank(
     is chosen by the KL of readings, otherwise by squared errors. Maps of parts always have full
     rank, and no penalty if the ridge is chosen.
     """
-    given = {"intercept": intercept, "ridge": ridge, "rank": rank}
+    arguments = {"intercept": intercept, "ridge": ridge, "rank": rank}
     options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
-    options |= {key: value for key, value in given.items() if value is not None}
+    options |= {key: value for key, value in arguments.items() if value is not None}
     moments, n_unused = _moments_for(tally, options["ridge"])
     by_default = options["ridge"] is None
     if by_default:
         options["ridge"] = FEW_ROWS_RIDGE if _is_few(moments) else 0.0
-    wanted = options["ridge"] == "auto" or (by_default and _may_need_ridge(moments))
+    may_need_ridge = moments.flush().n < CHOSEN_BELOW * moments.d_model
+    is_chosen = options["ridge"] == "auto" or (by_default and may_need_ridge)
     chooser, why = None, {}
-    if wanted and transformer and tally.sample is not None:
+    if is_chosen and transformer and tally.sample is not None:
         options["ridge"] = "auto"
         fresh = without_rows(moments, tally.sample) if by_default else moments
         chooser = RidgeChooser(transformer, fresh, tally.sample, intercept=options["intercept"])
         why = {"ridge": _why_chosen(moments, tally.sample, by_default=by_default)}
     maps, fits = [], []
     for src in range(moments.n_layers):
-        own = {**options, "ridge": chooser.choose(src)} if chooser else options
-        for linear, report in solve(moments, src, ridge_rows=tally.ridge_rows, **own):
+        solving = {**options, "ridge": chooser.choose(src)} if chooser else options
+        for linear, report in solve(moments, src, ridge_rows=tally.ridge_rows, **solving):
             maps.append(linear)
             fits.append(report)
         progress("solving", src + 1, moments.n_layers, "layers")
@@ -106,7 +107,6 @@ def solve_bank(
     data = {"text": tally.about["text"], **tally.about.get("data", {}), "rows_fitted": moments.n}
     if hooks := tally.about.get("hooks"):
         data["hooks"] = hooks  # of others, that the model had
-    data |= why
     return ShortcutBank(
         maps,
         model=tally.about["model"],
@@ -115,25 +115,17 @@ def solve_bank(
         parts=parts,
         fits=fits,
         settings={**options, **tally.about["sampling"]},
-        data={**data, "ridge_rows": n_unused},
+        data={**data, **why, "ridge_rows": n_unused},
         documents=tally.documents,
     )
 
 
-def _may_need_ridge(moments: Moments) -> bool:
-    return moments.flush().n < CHOSEN_BELOW * moments.d_model
-
-
 def _why_chosen(moments: Moments, sample: Tensor, *, by_default: bool) -> str:
     """A line for the card and the terminal."""
-    said = f"chosen for each layer by the KL of readings on {len(sample)} rows"
-    if not by_default:
-        return said
-    per_direction = moments.n / moments.d_model
-    return (
-        f"{said}, because {moments.n:,} rows are {per_direction:.1f} per direction; from "
-        f"{CHOSEN_BELOW} on it hardly matters"
-    )
+    how = f"chosen for each layer by the KL of readings on {len(sample)} rows"
+    few = f"{moments.n:,} rows are {moments.n / moments.d_model:.1f} per direction"
+    why = f", because {few}; from {CHOSEN_BELOW} on it hardly matters"
+    return how + why if by_default else how
 
 
 def _is_few(moments: Moments) -> bool:
@@ -152,17 +144,18 @@ def _is_few(moments: Moments) -> bool:
 
 def _moments_for(tally: Tally, ridge: float | str | None) -> tuple[Moments, int]:
     """The moments to fit on, and the number of rows not used in the fit."""
-    back = tally.ridge_rows
-    if ridge == "auto" and back is None:
+    ridge_rows = tally.ridge_rows
+    if ridge == "auto" and ridge_rows is None:
         raise BadSettings(
             "ridge 'auto' needs rows held back, but these statistics have none: collect them again "
             "with --ridge auto (choose_ridge=True), or give a ridge as a number"
         )
-    if back is None:
+    if ridge_rows is None:
         return tally.fit, 0
-    if ridge == "auto" or back.shape != tally.fit.shape:  # held-back moments lack inner targets
-        return tally.fit, back.flush().n
-    return tally.fit.merge(back), 0
+    # Rows to choose a ridge on have no moments to inner layers.
+    if ridge == "auto" or ridge_rows.shape != tally.fit.shape:
+        return tally.fit, ridge_rows.flush().n
+    return tally.fit.merge(ridge_rows), 0
 
 
 @checked
@@ -235,6 +228,12 @@ def fit(
     return bank
 
 
+def sampling_of(bank: ShortcutBank) -> Sampling:
+    """The sampling the bank was fitted with; the defaults if it does not say."""
+    known = {f.name: bank.settings[f.name] for f in fields(Sampling) if f.name in bank.settings}
+    return Sampling(**known)
+
+
 def with_scores(
     transformer: Transformer, bank: ShortcutBank, text: Any, *, progress: Progress = silent
 ) -> ShortcutBank:
@@ -243,8 +242,7 @@ def with_scores(
     A text that can be read only once, or was generated, gives none; nor does one with fewer than
     two documents left.
     """
-    known = {each.name for each in fields(Sampling)} & bank.settings.keys()
-    sampling = Sampling(**{name: bank.settings[name] for name in known} | {"positions": "one"})
+    sampling = replace(sampling_of(bank), positions="one")
     text = default_text(transformer) if text is None else text
     if isinstance(text, Iterator) or text == "generated" or not sampling.held_out:
         return bank
@@ -274,14 +272,14 @@ def worse_layers(scores: "Evaluation") -> list[int]:
     Differences of shares are small near the last layer; so a lower precision counts only if it is
     below the interval of the logit lens's.
     """
-    name, found = scores.maps[1], []
+    name, layers = scores.maps[1], []
     for layer in range(scores.n_layers):
         at = {(row["map"], row["metric"]): row for row in scores.at(layer)}
-        kl, plain_kl = (at[each, "kl"]["value"] for each in (name, IdentityMap.kind))
-        precision, plain = (at[each, "precision@1"] for each in (name, IdentityMap.kind))
-        if kl > plain_kl or precision["value"] < plain["low"]:
-            found.append(layer)
-    return found
+        kl, logit_kl = (at[lens, "kl"]["value"] for lens in (name, IdentityMap.kind))
+        precision, logit = (at[lens, "precision@1"] for lens in (name, IdentityMap.kind))
+        if kl > logit_kl or precision["value"] < logit["low"]:
+            layers.append(layer)
+    return layers
 
 
 def find_bank(
@@ -298,12 +296,12 @@ def find_bank(
     """
     if bank == "default":
         return default_bank(transformer, tell=tell, progress=progress)
-    found = ShortcutBank.from_pretrained(bank) if isinstance(bank, str | Path) else bank
-    if found is not None and other_model:
-        found = found.lent_to(transformer)
-    if found is not None:
-        found.check_model(transformer)
-    return found
+    if bank is None:
+        return None
+    opened = bank if isinstance(bank, ShortcutBank) else ShortcutBank.from_pretrained(bank)
+    opened = opened.lent_to(transformer) if other_model else opened
+    opened.check_model(transformer)
+    return opened
 
 
 @checked
@@ -372,15 +370,15 @@ def _fit_in_cache(
     tell: Callable[[str], None],
 ) -> ShortcutBank:
     """Fit with a checkpoint if possible; a broken or read-only cache must not prevent the fit."""
-    own = own_checkpoint(checkpoint)
+    path = own_checkpoint(checkpoint)
     try:
         BANK.check_target(folder)
         return fit(transformer, checkpoint=checkpoint, **plan)
     except (BadArtifact, WrongModel) as error:  # a checkpoint that is damaged or of another text
-        if own is None or not own.is_file():
+        if path is None or not path.is_file():
             raise
         tell(str(error))
-        own.unlink()
+        path.unlink()
         return fit(transformer, checkpoint=checkpoint, **plan)
     except CannotWrite as error:
         tell(f"fitting without a checkpoint: {error}")

@@ -86,14 +86,11 @@ def _check_base(path: Path, config: dict[str, Any], transformer: Transformer) ->
     base, name = config.get("base_model_name_or_path"), transformer.identity.name
     if not isinstance(base, str) or not base:
         return {}
-    known = name != transformer.identity.architecture and not Path(name).exists()
-    if known and _last_part(base) != _last_part(name):
+    is_known = name != transformer.identity.architecture and not Path(name).exists()
+    last_parts = {one.rstrip("/").rsplit("/", 1)[-1].lower() for one in (base, name)}
+    if is_known and len(last_parts) > 1:
         raise BadArtifact(f"{path} belongs to a lens for {base}, but the model is {name}")
     return {"base_model_name_or_path": base}
-
-
-def _last_part(name: str) -> str:
-    return name.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def _translator(
@@ -129,10 +126,9 @@ def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int,
         raise BadArtifact(
             f"{path} holds a matrix of {tuple(matrix.shape)}; expected {width} x {width}"
         )
-    if not 0 <= src < dst <= transformer.n_layers:
-        raise BadArtifact(
-            f"{path} maps {src} to {dst}; the model has layers 0 to {transformer.n_layers}"
-        )
+    last = transformer.n_layers
+    if not 0 <= src < dst <= last:
+        raise BadArtifact(f"{path} maps {src} to {dst}; the model has layers 0 to {last}")
 
 
 def _read_matrix(path: Path) -> Tensor:

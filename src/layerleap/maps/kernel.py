@@ -89,13 +89,16 @@ def embedding_kernel(a: Transformer, b: Transformer, *, folded: bool = False) ->
     if len(known) < n:  # the score of a token that one model does not know is no example
         ours, theirs = ours[known.to(ours.device)], theirs[known.to(theirs.device)]
     if folded:
-        ours, theirs = _folded(a, ours), _folded(b, theirs)
+        folds = final_fold(a), final_fold(b)
+        pairs = zip(folds, (ours, theirs), strict=True)
+        ours, theirs = (rows.float() if f is None else f.into_reader(rows) for f, rows in pairs)
+        ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
     cross = torch.zeros(a.d_model, b.d_model, dtype=torch.float64)
     for start in range(0, len(known), BLOCK):
         x, y = (one[start : start + BLOCK].cpu().double() for one in (ours, theirs))
         cross += x.T @ y
     products = gram(theirs)
-    if folded and (fold := final_fold(b)) is not None and fold.centres:
+    if folded and folds[1] is not None and folds[1].centres:
         # No score depends on the mean of a state, so any mean will do: 0 is chosen.
         products += products.diagonal().mean() / len(products)
     try:
@@ -105,12 +108,6 @@ def embedding_kernel(a: Transformer, b: Transformer, *, folded: bool = False) ->
         raise BadSettings(
             f"{reason}; states are carried to {b.identity.name} by kernel='least-squares' only"
         ) from error
-
-
-def _folded(transformer: Transformer, rows: Tensor) -> Tensor:
-    fold = final_fold(transformer)
-    rows = rows.float() if fold is None else fold.into_reader(rows)
-    return rows - rows.mean(0)
 
 
 def random_kernel(like: Tensor, seed: int = 0) -> Tensor:
@@ -151,7 +148,10 @@ def fit_kernels(
     for batch in batches:
         x = a.capture(batch.inputs, layers={i for i, _ in pairs}, keep=batch.keep).states
         y = b.capture(batch.inputs, layers={j for _, j in pairs}, keep=batch.keep).states
-        moments.add([_widened(h, width) for i, j in pairs for h in (x[i], y[j])])
+        # Zeros for the coordinates that only the wider model has: one that is always 0 is not
+        # determined, so the solution has zeros there, too.
+        states = (h.detach().cpu() for i, j in pairs for h in (x[i], y[j]))
+        moments.add([torch.nn.functional.pad(h, (0, width - h.shape[-1])) for h in states])
         texts += batch.n_texts
         progress("fitting kernels", texts, n_texts)
     if not moments.rows:
@@ -165,18 +165,10 @@ def fit_kernels(
     }
 
 
-def _widened(h: Tensor, width: int) -> Tensor:
-    """States with zeros for the coordinates that only the wider model has.
-
-    A coordinate that is always 0 is not determined, so the solution has zeros there, too.
-    """
-    return torch.nn.functional.pad(h.detach().cpu(), (0, width - h.shape[-1]))
-
-
 def _solved(
     moments: Moments, number: int, pair: LayerPair, shape: tuple[int, int], ridge: float
 ) -> tuple[LinearMap, FitReport]:
     (linear, report), *_ = solve(moments, 2 * number, ridge=ridge)
     weight = linear.tensors()["weight"][: shape[0], : shape[1]].contiguous()
-    own = replace(report, src=pair[0], dst=pair[1], width=shape[0])
-    return LinearMap(*pair, weight=weight), own
+    report = replace(report, src=pair[0], dst=pair[1], width=shape[0])
+    return LinearMap(*pair, weight=weight), report

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.map import Map
-from layerleap.maps.settings import check_solving
+from layerleap.maps.map_settings import check_solving
 from layerleap.models.discovery.parts import BlockPart
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
@@ -79,7 +79,7 @@ class LinearMap(Map):
         return _with_bias(h @ tensors["weight"], tensors)
 
     def affine(self, width: int) -> tuple[Tensor, Tensor | None]:
-        """The map's own weight and bias."""
+        """The weight and bias of the map."""
         return self.weight.double(), None if self.bias is None else self.bias.double()
 
 
@@ -155,12 +155,11 @@ def solve(
     for dst in moments.targets(src) if targets is None else targets:
         weight, bias = solver.solve(dst, ridge)
         if rank is None:
-            yield _linear(src, dst, weight, bias), solver.report(dst, weight, bias, ridge)
+            linear = LinearMap(src, dst, _f32(weight), _f32(bias))
+            yield linear, solver.report(dst, weight, bias, ridge)
         else:
             left, right, bias = solver.reduce(dst, weight, rank, ridge)
-            low = LowRankMap(
-                src, dst, _f32(left), _f32(right), None if bias is None else _f32(bias)
-            )
+            low = LowRankMap(src, dst, _f32(left), _f32(right), _f32(bias))
             yield low, solver.report(dst, left @ right, bias, ridge)
 
 
@@ -193,12 +192,9 @@ def solve_parts(
     return maps, fits
 
 
-def _linear(src: int, dst: int, weight: Tensor, bias: Tensor | None) -> LinearMap:
-    return LinearMap(src, dst, _f32(weight), None if bias is None else _f32(bias))
-
-
-def _f32(value: Tensor) -> Tensor:
-    return value.float().contiguous()
+def _f32(value: Any) -> Any:
+    """A tensor as it is saved; None stays None."""
+    return None if value is None else value.float().contiguous()
 
 
 class RidgeSolver:
@@ -263,20 +259,14 @@ class RidgeSolver:
         """How a map was fitted."""
         values = self.values[self.determined]
         condition = (values[-1] / values[0]).sqrt().item() if len(values) else 1.0
-        return FitReport(
-            self.src,
-            dst,
-            self.moments.n,
-            int(self.determined.sum()),
-            len(weight),
-            condition,
-            ridge,
-            moments_r2(self.moments, self.src, dst, weight, bias),
-            moments_r2(self.moments, self.src, dst, None, None),
-        )
+        r2 = moments_r2(self.moments, self.src, dst, weight, bias)
+        logit_r2 = moments_r2(self.moments, self.src, dst, None, None)
+        rank, width = int(self.determined.sum()), len(weight)
+        n = self.moments.n
+        return FitReport(self.src, dst, n, rank, width, condition, ridge, r2, logit_r2)
 
     def best_ridge(self, ridge_rows: Moments | None) -> float:
-        """The penalty with the least error to the last layer on the rows held back.
+        """The penalty with the least error to the last layer on `ridge_rows`.
 
         In the eigenbasis the error is a quadratic form in the inverse eigenvalues, so each
         candidate costs d^2 instead of a new fit.

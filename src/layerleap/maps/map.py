@@ -8,7 +8,7 @@ options, figures and the debugger call a lens that reads through such maps.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, Self
 
@@ -40,12 +40,13 @@ class Map(ShortRepr, ABC):
 
     def __call__(self, h: Tensor) -> Tensor:
         """Rows of h[src] carried to layer dst, in the dtype and on the device of `h`."""
-        own = self.tensors()
-        dtypes = (value.dtype for value in own.values())
+        stored = self.tensors()
+        dtypes = (value.dtype for value in stored.values())
         wide = reduce(torch.promote_types, dtypes, h.dtype)  # keeps float64 rows
-        tensors = {name: value.to(h.device, wide) for name, value in own.items()}
+        tensors = {name: value.to(h.device, wide) for name, value in stored.items()}
         y = self.apply(h.to(wide), tensors).to(h.dtype)
-        if own and h.dtype == torch.float16 and not torch.isfinite(y).all():  # it has a short range
+        # float16 has a short range.
+        if stored and h.dtype == torch.float16 and not torch.isfinite(y).all():
             raise NotFinite(
                 f"states carried from layer {self.src} to layer {self.dst} exceed the range of "
                 "float16; run the model in bfloat16 or float32"
@@ -54,8 +55,7 @@ class Map(ShortRepr, ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, by name: all fields that hold one."""
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @classmethod
     def from_tensors(cls, src: int, dst: int, tensors: Mapping[str, Tensor]) -> Self:

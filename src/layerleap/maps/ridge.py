@@ -25,12 +25,7 @@ class RidgeChooser:
     def __init__(
         self, transformer: Transformer, moments: Moments, rows: Tensor, *, intercept: bool
     ) -> None:
-        """Prepare the model's answers.
-
-        Args:
-            moments: to the last layer, without the rows.
-            rows: (row, n_layers + 1, d_model).
-        """
+        """Moments to the last layer, without the rows; and these, (row, n_layers + 1, d_model)."""
         self.moments, self.intercept = moments, intercept
         self._last = len(RIDGES) // 2  # where the search ended before
         which = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().long()
@@ -66,12 +61,12 @@ class RidgeChooser:
 def without_rows(moments: Moments, rows: Tensor) -> Moments:
     """The moments as if these rows had never been added, to the last layer only."""
     n_layers, d = moments.n_layers, moments.d_model
-    own = Moments(n_layers, d)
-    own.add([rows[:, layer] for layer in range(n_layers + 1)])
+    removed = Moments(n_layers, d)
+    removed.add([rows[:, layer] for layer in range(n_layers + 1)])
     rest = Moments(n_layers, d)
-    rest.n, rest.sums = moments.flush().n - own.flush().n, moments.sums - own.sums
+    rest.n, rest.sums = moments.flush().n - removed.flush().n, moments.sums - removed.sums
     for src in range(n_layers):
-        theirs = torch.cat([moments.xx(src), moments.xy(src, n_layers)], dim=1)
-        rest.cross[src] = theirs - own.cross[src]
-    rest.cross[n_layers] = moments.xx(n_layers) - own.xx(n_layers)
+        to_last = torch.cat([moments.xx(src), moments.xy(src, n_layers)], dim=1)
+        rest.cross[src] = to_last - removed.cross[src]
+    rest.cross[n_layers] = moments.xx(n_layers) - removed.xx(n_layers)
     return rest

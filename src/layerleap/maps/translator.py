@@ -74,12 +74,8 @@ class Translator:
         weight = weight + (self.whiten.double() @ best[:-1]) * scale
         change = self.size.double() * best[-1] * scale
         bias = change if bias is None else change + bias
-        return TunedMap(
-            self.start.src,
-            self.start.dst,
-            weight=weight.float().contiguous(),
-            bias=bias.float().contiguous(),
-        )
+        weight, bias = weight.float().contiguous(), bias.float().contiguous()
+        return TunedMap(self.start.src, self.start.dst, weight, bias)
 
     def state(self) -> dict[str, Tensor]:
         """Everything but the start map; whitening too, because eigenvectors may flip sign."""
@@ -93,20 +89,17 @@ class Translator:
 
 def affine_of(start: Map, width: int) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a map; `BadSettings` if training cannot start at one of its kind."""
-    found = start.affine(width)
-    if found is None:
+    affine = start.affine(width)
+    if affine is None:
         raise BadSettings(
             f"a map of the kind {start.kind!r} is not a matrix with a bias, so it cannot be tuned; "
             "expected a bank of linear maps"
         )
-    return found
+    return affine
 
 
 def translators(starts: Sequence[Map], states: SavedStates) -> list[Translator]:
-    """A translator per start map, scaled by statistics of a sample of the states.
-
-    The start maps must be on the device to train on.
-    """
+    """A translator per start map (on the device to train on), scaled by a sample of the states."""
     device = next(iter(starts[0].tensors().values())).device
     d, n = states.d_model, min(len(states), max(SAMPLE, 8 * states.d_model))
     rows = torch.linspace(0, len(states) - 1, n, dtype=torch.float64).round().long()
@@ -162,10 +155,7 @@ class Answers:
 
 
 def kl_gradient(transformer: Transformer, y: Tensor, p: Tensor) -> Tensor:
-    """The gradient of the mean KL(p || reading of y) over rows with respect to y.
-
-    Only y gets a gradient, not the model's parameters.
-    """
+    """The gradient of the mean KL(p || reading of y) over rows with respect to y alone."""
     with torch.enable_grad():
         y = y.detach().requires_grad_()
         z = transformer.logits(y.to(transformer.model.dtype))

@@ -7,6 +7,7 @@ from layerleap.errors import check_choice
 from layerleap.extras import report_library
 from layerleap.results.cells import Grid, grid_of, labels
 from layerleap.results.columns import Row, Table
+from layerleap.results.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -23,6 +24,8 @@ class Result:
     """
 
     TABLES: ClassVar[tuple[Table, ...]] = ()
+    FACTS: ClassVar[tuple[str, ...]] = ()  # attributes that its JSON holds besides tables
+    LEGEND: ClassVar[str] = ""  # how to read it
     TEMPLATE: ClassVar[str] = "result"
     KIND: ClassVar[str] = "result"  # its class in the style sheet
 
@@ -36,7 +39,7 @@ class Result:
 
     def facts(self) -> Row:
         """What its JSON holds besides tables and notes."""
-        return {}
+        return {key: plain(getattr(self, key)) for key in self.FACTS}
 
     def short(self) -> str:
         """What it is, in one line."""
@@ -48,7 +51,7 @@ class Result:
 
     def legend(self) -> str:
         """How to read it, in one line."""
-        return ""
+        return self.LEGEND
 
     def rows(self) -> list[Row]:
         """The rows of the first table, as plain JSON types."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.arguments import checked
-from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel, check_choice
+from layerleap.errors import BadArtifact, BadSettings, NothingToFit, check_choice
 from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.transformer import Transformer
@@ -17,6 +17,7 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Pairs, load_about
 from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
+from layerleap.stats.tensor_file import require_same_run
 from layerleap.stream.batches import batches_of, check_amounts
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.sampling import check_shard
@@ -25,7 +26,7 @@ from layerleap.stream.split import pack_fingerprints
 
 METHOD = 1  # raise it when a pass over the same text would give other sums: old ones are refused
 TOKENS_PER_BATCH = 1024
-RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
+RIDGE_SHARE = 0.1  # share of the fitting documents reserved for choosing a ridge
 
 
 @checked
@@ -55,9 +56,9 @@ def collect(
         starts: a text of real sequences from which a masked model draws its texts.
         pairs: "final" for maps to the last layer, "all" for maps between all layers.
         parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
-            name some of these kinds. Rows held back for the ridge are not included.
+            name some of these kinds. Rows for choosing the ridge are not included.
         choose_ridge: hold back a tenth of the documents to choose a ridge.
-        keep_sample: keep some rows of that tenth, which are fitted on unless they are held back.
+        keep_sample: keep some rows of that tenth, which are fitted on unless `choose_ridge`.
         solving: default options for `solve_bank`, stored with the result.
         shard: (index, number of shards) if several runs share the work.
         checkpoint: a file to save to about every half minute, and to resume from. The finished
@@ -66,9 +67,14 @@ def collect(
         tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
     """
     tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
-    own_shard = _check_run(pairs, n_texts, tokens, shard)
+    check_choice(pairs, ("final", "all"), "pairs")
+    check_amounts(n_texts, tokens)
+    rank, n_processes = world()
+    if shard and n_processes > 1:
+        raise BadSettings("torchrun already divides the work; leave --shard out")
+    process_shard = check_shard(shard) if shard else (rank, n_processes)
     file = StateFile(save_states) if isinstance(save_states, str | Path) else save_states
-    if file is not None and own_shard[1] > 1:
+    if file is not None and process_shard[1] > 1:
         raise BadSettings("a sharded run cannot save states; run without shards or save_states")
     if file is not None and transformer.row_kind == "sequence":
         raise BadSettings(
@@ -98,10 +104,10 @@ def collect(
         "shard": list(shard) if shard else None,
         "hooks": in_words(foreign_code(transformer.model)) or None,
     }
-    own = own_checkpoint(checkpoint)
-    tally = _resume(own, about)
+    path = own_checkpoint(checkpoint)
+    tally = _resume(path, about)
     if tally is None:
-        tally = Tally.empty(transformer, pairs, about, hold_back=choose_ridge)
+        tally = Tally.empty(transformer, pairs, about, choose_ridge=choose_ridge)
     census = Census()
     batches = batches_of(
         transformer,
@@ -119,11 +125,11 @@ def collect(
             transformer,
             batches,
             tally,
-            shard=own_shard,
-            checkpoint=own,
+            shard=process_shard,
+            checkpoint=path,
             writer=writer,
             progress=progress,
-            total=None if n_texts is None else -(-n_texts // own_shard[1]),
+            total=None if n_texts is None else -(-n_texts // process_shard[1]),
         )
     documents = pack_fingerprints(census.used)
     tally.about = {**about, "data": census.to_dict(), "documents": documents}
@@ -138,27 +144,12 @@ def collect(
     return tally
 
 
-def _check_run(
-    pairs: str, n_texts: int | None, tokens_per_batch: int, shard: tuple[int, int] | None
-) -> tuple[int, int]:
-    """This process's shard; invalid settings are refused."""
-    rank, processes = world()
-    check_choice(pairs, ("final", "all"), "pairs")
-    check_amounts(n_texts, tokens_per_batch)
-    if shard and processes > 1:
-        raise BadSettings("torchrun already divides the work; leave --shard out")
-    return check_shard(shard) if shard else (rank, processes)
-
-
 def own_checkpoint(checkpoint: str | Path | None) -> Path | None:
     """The checkpoint of this process."""
-    rank, processes = world()
-    if checkpoint is None:
-        return None
-    checkpoint = Path(checkpoint)
-    if processes == 1:
-        return checkpoint
-    return checkpoint.with_suffix(f".{rank}of{processes}{checkpoint.suffix}")
+    rank, n_processes = world()
+    if checkpoint is None or n_processes == 1:
+        return None if checkpoint is None else Path(checkpoint)
+    return Path(checkpoint).with_suffix(f".{rank}of{n_processes}{Path(checkpoint).suffix}")
 
 
 def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
@@ -167,36 +158,32 @@ def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
         return None
     tally = Tally.load(checkpoint)
     # The solving options do not affect the sums.
-    differing = [key for key in about if key != "solve" and tally.about.get(key) != about[key]]
-    if differing:
-        raise WrongModel(
-            f"{checkpoint} was written by a run with different settings ({', '.join(differing)}); "
-            "delete it to start over, or repeat those settings to resume"
-        )
+    sums = {key: value for key, value in about.items() if key != "solve"}
+    require_same_run(checkpoint, tally.about, sums)
     tally.about = about
     return tally
 
 
 def finish(checkpoint: str | Path | None) -> None:
     """Remove the checkpoint of a run whose result is saved; under torchrun, call it everywhere."""
-    own = own_checkpoint(checkpoint)
+    path = own_checkpoint(checkpoint)
     wait_for_all()  # the first process may still be saving
-    if own is not None:
-        own.unlink(missing_ok=True)
+    if path is not None:
+        path.unlink(missing_ok=True)
 
 
 def merge(paths: Sequence[str | Path]) -> Tally:
     """The sum of all shards of one run, read one file at a time."""
     if not paths:
         raise BadSettings("nothing to merge: name the files of all shards")
-    given, counts = (sorted(side) for side in zip(*map(_shard_of, paths), strict=True))
+    shards, counts = (sorted(side) for side in zip(*map(_shard_of, paths), strict=True))
     of = counts[0]
     if of != counts[-1]:
         counts = sorted(set(counts))
         raise BadSettings(f"these shards come from runs split into {counts} shards; merge one run")
-    if len(given) != len(set(given)):
-        raise BadSettings(f"a shard was given twice: {given} of {of}")
-    if missing := set(range(of)) - set(given):
+    if len(shards) != len(set(shards)):
+        raise BadSettings(f"a shard was given twice: {shards} of {of}")
+    if missing := set(range(of)) - set(shards):
         raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
     total = Tally.load(paths[0])
     for path in paths[1:]:

@@ -61,13 +61,10 @@ class Moments:
         self.names = names or [f"layer {layer}" for layer in range(n_layers + 1)]
         self.n = 0
         self.sums = torch.zeros(n_layers + 1, d_model, dtype=torch.float64)
+        rows = [d_model if self.has_gram(src) else 1 for src in range(n_layers + 1)]
         self.cross = [
-            torch.zeros(
-                d_model if self.has_gram(src) else 1,
-                (1 + len(self.targets(src))) * d_model,
-                dtype=torch.float64,
-            )
-            for src in range(n_layers + 1)
+            torch.zeros(n, (1 + len(self.targets(src))) * d_model, dtype=torch.float64)
+            for src, n in enumerate(rows)
         ]
         self._filled = 0  # rows in the buffer
 
@@ -224,9 +221,9 @@ class Moments:
 
 def _require_like(key: str, tensor: Tensor, expected: Tensor) -> None:
     """Require the exact shape and dtype: torch would broadcast a row or a number."""
-    actual, wanted = ((tuple(t.shape), t.dtype) for t in (tensor, expected))
-    if actual != wanted:
-        raise BadArtifact(f"{key} has shape and dtype {actual}; expected {wanted}, recreate it")
+    actual, needed = ((tuple(t.shape), t.dtype) for t in (tensor, expected))
+    if actual != needed:
+        raise BadArtifact(f"{key} has shape and dtype {actual}; expected {needed}, recreate it")
 
 
 def save_moments(
@@ -255,9 +252,9 @@ def load_with_rows(path: str | Path) -> tuple[dict[str, Moments], dict[str, Any]
     sets = {}
     with FILE.parsing(path):
         for name, shape in header["shapes"].items():
-            prefix = f"{name}/"
-            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            sets[name] = Moments.from_tensors(own, tuple(shape))
+            size = len(name) + 1
+            named = {key[size:]: v for key, v in tensors.items() if key.startswith(f"{name}/")}
+            sets[name] = Moments.from_tensors(named, tuple(shape))
         return sets, header["about"], tensors.get("rows")
 
 

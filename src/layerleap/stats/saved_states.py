@@ -116,25 +116,20 @@ class StateWriter:
             **target.settings(),
         }
         self.record = _record(transformer.n_layers, transformer.d_model)
-        if n_rows:
-            self._require_size()
-        with clear_write_errors(target.file, ours=True):
-            target.file.parent.mkdir(parents=True, exist_ok=True)
-            target.header.unlink(missing_ok=True)
-            target.file.open("ab").close()
-            # Unbuffered: rows counted by a checkpoint have left this process before it is saved.
-            self.file = target.file.open("r+b", buffering=0)
-            self.file.truncate(min(n_rows, target.limit) * self.record.itemsize)
-
-    def _require_size(self) -> None:
-        """Refuse a file shorter than the checkpoint says it is."""
-        path, least = self.target.file, min(self.n_rows, self.target.limit) * self.record.itemsize
+        path, least = target.file, min(n_rows, target.limit) * self.record.itemsize
         size = path.stat().st_size if path.is_file() else 0
         if size < least:
             raise BadArtifact(
                 f"{path} has {size} bytes, but its checkpoint counts at least {least}; delete the "
                 "checkpoint to start over"
             )
+        with clear_write_errors(path, ours=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            target.header.unlink(missing_ok=True)
+            path.open("ab").close()
+            # Unbuffered: rows counted by a checkpoint have left this process before it is saved.
+            self.file = path.open("r+b", buffering=0)
+            self.file.truncate(least)
 
     def add(self, states: Sequence[Tensor], documents: Tensor) -> None:
         """Add the rows of one batch: states[l] holds the rows of h[l]."""
@@ -158,7 +153,7 @@ class StateWriter:
         self.file.close()
 
     def finish(self) -> None:
-        """Close the file and write its header: it is now complete."""
+        """Close the file and write its header, which makes it complete."""
         self.close()
         rows = min(self.n_rows, self.target.limit)
         write_json(self.target.header, {**self.about, "rows": rows})
@@ -234,9 +229,9 @@ class SavedStates:
             )
         n_second = min(max(1, round(share * len(names))), len(names) - 1)
         is_second = np.isin(documents, names[:n_second])
-        sides = (self._chosen[~is_second], self._chosen[is_second])
-        first, second = (SavedStates(self._records, side, self.model) for side in sides)
-        return first, second
+        first, second = self._chosen[~is_second], self._chosen[is_second]
+        records, model = self._records, self.model
+        return SavedStates(records, first, model), SavedStates(records, second, model)
 
     def fingerprint(self) -> str:
         """Hash of the selection: all documents, and the states of up to 128 rows."""

@@ -1,7 +1,7 @@
 """Run a stream of batches into moments: with progress, checkpoints, shards and many processes.
 
 In: a wrapped model and batches of examples.
-Out: a `Tally`: moments to fit on, moments held back to choose a ridge, optionally moments of the
+Out: a `Tally`: moments to fit on, moments to choose a ridge on, optionally moments of the
 parts of blocks, and the progress of the run.
 
 A checkpoint is the moments plus the number of batches in them, written atomically. A run killed
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,15 @@ class Tally:
 
     @classmethod
     def empty(
-        cls, transformer: Transformer, pairs: Pairs, about: dict[str, Any], hold_back: bool = False
+        cls,
+        transformer: Transformer,
+        pairs: Pairs,
+        about: dict[str, Any],
+        choose_ridge: bool = False,
     ) -> "Tally":
         """A tally without rows; about["parts"] lists the parts of blocks to include."""
         shape = (transformer.n_layers, transformer.d_model)
-        tally = cls(Moments(*shape, pairs), Moments(*shape, "final") if hold_back else None, about)
+        tally = cls(Moments(*shape, pairs), Moments(*shape) if choose_ridge else None, about)
         if names := _site_names(tally.block_parts):
             tally.parts = Moments(len(names) - 1, transformer.d_model, "parts", names)
         return tally
@@ -109,8 +113,8 @@ class Tally:
         is_tally = is_tally and "fit" in sets and sets.keys() <= SETS
         if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
             raise BadArtifact(f"{path} holds moments, but not a tally; recreate it")
-        ridge_rows, parts = sets.get("ridge_rows"), sets.get("parts")
-        tally = cls(sets["fit"], ridge_rows, **state, parts=parts, sample=sample)
+        moments: dict[str, Any] = {"ridge_rows": None, **sets}
+        tally = cls(**moments, **state, sample=sample)
         tally._check_parts(path)
         return tally
 
@@ -141,22 +145,22 @@ class Tally:
         if self.about.get("shard") is not None and self.about["shard"] == other.about.get("shard"):
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.ridge_rows is None) != (other.ridge_rows is None):
-            raise WrongModel("only one of these tallies has rows held back; collect both again")
-        merged = {name: own.merge(other.sets[name]) for name, own in self.sets.items()}
-        return Tally(
-            merged["fit"],
-            merged.get("ridge_rows"),
-            {**self.about, "shard": None},
-            max(self.n_batches, other.n_batches),
-            self.n_texts + other.n_texts,
-            self.digest,
-            merged.get("parts"),
-            _joined(self.sample, other.sample),
+            raise WrongModel("only one of these tallies has rows to choose a ridge; collect again")
+        merged: dict[str, Any] = {
+            name: moments.merge(other.sets[name]) for name, moments in self.sets.items()
+        }
+        return replace(
+            self,
+            **merged,
+            about={**self.about, "shard": None},
+            n_batches=max(self.n_batches, other.n_batches),
+            n_texts=self.n_texts + other.n_texts,
+            sample=_joined(self.sample, other.sample),
         )
 
 
-def _joined(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-    known = [rows for rows in (mine, theirs) if rows is not None]
+def _joined(*samples: Tensor | None) -> Tensor | None:
+    known = [rows for rows in samples if rows is not None]
     return torch.cat(known) if known else None
 
 
@@ -180,15 +184,10 @@ def run_tally(
     progress: Progress = silent,
     total: int | None = None,
 ) -> Tally:
-    """Add every batch of this shard that is not in `tally` yet.
+    """Add every batch of this shard that is not in `tally` yet; others are skipped.
 
-    Args:
-        batches: the whole stream; batches of other shards and those already added are skipped.
-        tally: empty, or loaded from a checkpoint.
-        shard: (index, number of shards).
-        checkpoint: where to save the tally: about every half minute, when interrupted, and at the
-            end.
-        writer: also saves the states that are fitted on.
+    The tally is saved to `checkpoint` about every half minute, when interrupted, and at the end;
+    `writer` also saves the states that are fitted on.
     """
     saver = Saver(tally.save, checkpoint)
     n_new, digest = 0, ""
@@ -202,9 +201,11 @@ def run_tally(
                     _require_same_text(digest, tally, checkpoint)
                 continue
             if batch.index % shard[1] == shard[0]:
-                states, part_states = _states(transformer, batch, tally)
+                sites = [site for part in tally.block_parts for site in part.sites]
+                captured = transformer.capture(batch.inputs, keep=batch.keep, sites=sites)
+                states = [captured.states[layer] for layer in range(transformer.n_layers + 1)]
                 consistent = False
-                _add(tally, batch, states, part_states, writer)
+                _add(tally, batch, states, [captured.sites[site] for site in sites], writer)
             tally.n_batches, tally.digest = batch.index + 1, digest
             consistent = True
             n_new += 1
@@ -229,18 +230,15 @@ class Saver:
     def __init__(
         self, write: Callable[[Path], None], path: Path | None, longest: float = LONGEST_SECONDS
     ) -> None:
-        """`write` saves everything to `path`; None means no checkpoint.
-
-        `longest` is the largest number of seconds between two checkpoints.
-        """
+        """`write` saves everything to `path`, at least every `longest` seconds; None: nowhere."""
         self.write, self.path, self.longest = write, path, longest
-        self.saved = self.seen = time.monotonic()
+        self.saved = self.checked = time.monotonic()
         self.pause = min(pause_after(0.0), longest)
 
     def save_if_due(self) -> None:
         """Save if the last checkpoint is old enough, or would be too old after the next step."""
         now = time.monotonic()
-        step, self.seen = now - self.seen, now
+        step, self.checked = now - self.checked, now
         if now - self.saved > self.pause or now - self.saved + step > self.longest:
             self.save()
 
@@ -250,7 +248,7 @@ class Saver:
             return
         started = time.monotonic()
         self.write(self.path)
-        self.saved = self.seen = time.monotonic()
+        self.saved = self.checked = time.monotonic()
         self.pause = min(pause_after(self.saved - started), self.longest)
 
 
@@ -298,16 +296,6 @@ def _require_same_text(digest: str, tally: Tally, checkpoint: Path | None) -> No
         )
 
 
-def _states(
-    transformer: Transformer, batch: Batch, tally: Tally
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows of every layer, and of the input and output of every part, from one forward pass."""
-    sites = [site for part in tally.block_parts for site in part.sites]
-    captured = transformer.capture(batch.inputs, keep=batch.keep, sites=sites)
-    states = [captured.states[layer] for layer in range(transformer.n_layers + 1)]
-    return states, [captured.sites[site] for site in sites]
-
-
 def _add(
     tally: Tally,
     batch: Batch,
@@ -315,23 +303,23 @@ def _add(
     part_states: list[Tensor],
     writer: StateWriter | None,
 ) -> None:
-    back, documents = batch.ridge_rows, batch.documents
+    for_ridge, documents = batch.ridge_rows, batch.documents
     is_pooled = states[0].dim() == 3
-    if back.any() and not is_pooled:  # a state of a pooled head has no reading of its own
-        tally.keep([h[back.to(h.device)] for h in states])
+    if for_ridge.any() and not is_pooled:  # a state of a pooled head has no reading of its own
+        tally.keep([h[for_ridge.to(h.device)] for h in states])
     if is_pooled:  # a row is a whole sequence, and maps act on each of its states
         n = states[0].shape[1]
-        back, documents = back.repeat_interleave(n), documents.repeat_interleave(n)
+        for_ridge, documents = for_ridge.repeat_interleave(n), documents.repeat_interleave(n)
         states = [h.flatten(0, 1) for h in states]
         part_states = [h.flatten(0, 1) for h in part_states]
-    if tally.ridge_rows is not None and back.any():
-        tally.ridge_rows.add([h[back.to(h.device)] for h in states])
+    if tally.ridge_rows is not None and for_ridge.any():
+        tally.ridge_rows.add([h[for_ridge.to(h.device)] for h in states])
         states, part_states = (
-            [h[~back.to(h.device)] for h in tensors] for tensors in (states, part_states)
+            [h[~for_ridge.to(h.device)] for h in tensors] for tensors in (states, part_states)
         )
     tally.fit.add(states)
     if writer is not None:
-        is_fitted = torch.ones_like(back) if tally.ridge_rows is None else ~back
+        is_fitted = torch.ones_like(for_ridge) if tally.ridge_rows is None else ~for_ridge
         writer.add(states, documents[is_fitted])
     if tally.parts is not None:
         tally.parts.add(part_states)

@@ -17,6 +17,10 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, WrongModel
 from layerleap.files import content_hash, whole_file
 
+# What reading a damaged file can raise.
+DAMAGED: tuple[type[Exception], ...] = (SafetensorError, OSError, RuntimeError, LookupError)
+DAMAGED += (TypeError, ValueError, AttributeError)
+
 
 @dataclass(frozen=True)
 class TensorFile:
@@ -65,15 +69,7 @@ class TensorFile:
         """Turn errors of the code inside, which reads the content, into a `BadArtifact`."""
         try:
             yield
-        except (
-            SafetensorError,
-            OSError,
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-        ) as error:
+        except DAMAGED as error:
             raise BadArtifact(
                 f"{path} is missing, truncated or not a {self.kind} file ({error})"
             ) from error
@@ -85,7 +81,6 @@ def require_same_run(path: str | Path, saved: Mapping[str, Any], about: Mapping[
     differing = [key for key in plain if saved.get(key) != plain[key]]
     if differing:
         raise WrongModel(
-            f"{path} was written by a training with different settings "
-            f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
-            "resume"
+            f"{path} was written by a run with different settings ({', '.join(differing)}); "
+            "delete it to start over, or repeat those settings to resume"
         )

@@ -23,7 +23,7 @@ from layerleap.lens.scores import Scores, score
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import METHOD, solve_bank
 from layerleap.maps.linear import solve_parts
-from layerleap.maps.settings import check_solving
+from layerleap.maps.map_settings import check_solving
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.stats.collect import METHOD as collect_method, collect, finish

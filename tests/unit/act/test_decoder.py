@@ -33,8 +33,7 @@ from layerleap.act.exits.rules import (
 )
 from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.lens.lens import Lens
-from layerleap.lens.probes.softmax import Softmax
-from layerleap.lens.probes.task import TaskProbe
+from layerleap.lens.probes.task import Softmax, TaskProbe
 from layerleap.lens.scores import score
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.verify import find_axes

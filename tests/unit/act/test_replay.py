@@ -124,12 +124,12 @@ def test_the_exact_saving_is_the_best_of_all_knobs(chosen, coarse):
 
 
 def test_the_interval_of_a_saving_is_that_of_resampled_documents():
-    from layerleap.lens.intervals import resample, resampled
+    from layerleap.lens.intervals import resample_in_parts, resampled
 
     evidence, chosen = made(60, documents=12, seed=3), family(TopProbability)
     found = saved_at(chosen, evidence, [0.85], resamples=30, seed=4)[0]
     savings = []
-    for counts in resample(12, 30, 4).int().tolist():
+    for counts in torch.cat(list(resample_in_parts(12, 30, 4))).int().tolist():
         index = [
             r
             for d, times in enumerate(counts)

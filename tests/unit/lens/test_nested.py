@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from layerleap.lens.intervals import mean_interval, t_quantile
-from layerleap.lens.nested import nested_means, nested_ratios
+from layerleap.lens.intervals import mean_interval, nested_means, nested_ratios, t_quantile
 
 
 def test_with_one_seed_the_interval_is_that_over_queries():

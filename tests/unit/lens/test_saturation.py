@@ -5,8 +5,8 @@ import torch
 
 from layerleap.errors import BadArtifact, BadText, NotFinite
 from layerleap.lens.lens import Lens
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.saturation import Saturation, saturate
-from layerleap.lens.text_saturation import saturation_layers
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap

@@ -5,10 +5,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from layerleap.lens import sweep as sweep_module
-from layerleap.lens.lens import Lens
+from layerleap.lens import lens as sweep_module
+from layerleap.lens.lens import Lens, Sweep
 from layerleap.lens.metrics import Reference
-from layerleap.lens.sweep import Sweep
 from layerleap.maps.fit import fit
 from layerleap.models.hooks.forward import Tap, tapped
 from tiny_models import sentences, tiny

@@ -17,8 +17,7 @@ from layerleap.act.exits.rules import Never, Task, family
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, NotFinite, WrongModel
 from layerleap.lens.lens import Lens
 from layerleap.lens.probes.cells import CellSampling, cells_of, task_labels
-from layerleap.lens.probes.softmax import ARRAYS, Softmax
-from layerleap.lens.probes.task import TaskProbe, features
+from layerleap.lens.probes.task import ARRAYS, Softmax, TaskProbe, features
 from layerleap.lens.saturation import saturate
 from layerleap.lens.scores import score
 from layerleap.maps.artifact import config_hash

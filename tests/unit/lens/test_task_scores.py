@@ -10,8 +10,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.probes.cells import CellSampling
-from layerleap.lens.probes.random_states import RandomStates
-from layerleap.lens.probes.scores import HeldOut, ProbeScores, held_out, score_probe
+from layerleap.lens.probes.scores import HeldOut, ProbeScores, RandomStates, held_out, score_probe
 from made_saturation import Knowing, ignorant, saturation
 
 
@@ -166,8 +165,7 @@ def test_permuted_labels_keep_the_spread_of_chance_and_single_labels_do_not():
 
 def _with_single_labels_permuted(of, states, choice, generator) -> float:
     from layerleap.lens.probes.cells import cells_of
-    from layerleap.lens.probes.softmax import Softmax
-    from layerleap.lens.probes.task import features
+    from layerleap.lens.probes.task import Softmax, features
 
     cells = cells_of(of, choice)
     task = cells.task.clone()

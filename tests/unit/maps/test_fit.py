@@ -12,10 +12,16 @@ import pytest
 import torch
 
 from layerleap.errors import BadSettings, CannotWrite, FewRowsWarning, WeakBankWarning, WrongModel
-from layerleap.lens.evaluate import sampling_of
 from layerleap.maps import fit as maps_fit, ridge as ridges
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import FEW_ROWS_RIDGE, SCORED_TEXTS, default_bank, fit, solve_bank
+from layerleap.maps.fit import (
+    FEW_ROWS_RIDGE,
+    SCORED_TEXTS,
+    default_bank,
+    fit,
+    sampling_of,
+    solve_bank,
+)
 from layerleap.maps.linear import solve
 from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.stats.collect import collect

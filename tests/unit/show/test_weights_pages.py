@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import layerleap as ll
-from layerleap.lens.vocabulary.pairs import Pairs
+from layerleap.lens.vocabulary.token_pairs import Pairs
 from layerleap.lens.vocabulary.tokens import TokenLabel
 from pages import HOSTILE, Page
 from tiny_models import tiny

@@ -14,6 +14,7 @@ from families import build
 from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
 from layerleap.maps.fit import solve_bank
 from layerleap.models.load import load
+from layerleap.models.transformer import Transformer
 from layerleap.stats import tally as tally_module
 from layerleap.stats.collect import collect, finish, merge
 from layerleap.stats.moments import Moments, save_moments
@@ -146,7 +147,7 @@ def test_an_interruption_before_the_first_batch_leaves_no_checkpoint(tmp_path, m
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tally_module, "_states", interrupt)
+    monkeypatch.setattr(Transformer, "capture", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(checkpoint=tmp_path / "run.safetensors")
     assert list(tmp_path.iterdir()) == []

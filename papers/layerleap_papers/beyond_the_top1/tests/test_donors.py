@@ -8,8 +8,8 @@ import torch
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.errors import BadSettings, BadText
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.saturation import Saturation
-from layerleap.lens.text_saturation import saturation_layers
 from layerleap_papers.beyond_the_top1.donors import (
     KINDS,
     Pairs,

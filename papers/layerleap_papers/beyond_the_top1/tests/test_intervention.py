@@ -12,8 +12,8 @@ from layerleap.act.edits import PatchState
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.intervals import wilson
 from layerleap.lens.lens import Lens
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.saturation import Saturation, saturate
-from layerleap.lens.text_saturation import saturation_layers
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layerleap.lens.text_saturation import saturation_layers
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.top import top_k
 from layerleap_papers.beyond_the_top1.tau import (
     Cell,

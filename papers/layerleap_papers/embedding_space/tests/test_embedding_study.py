@@ -11,7 +11,7 @@ from families import build
 from golden import differences
 from intervals import require_inside
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.lens.intervals import resample
+from layerleap.lens.intervals import resample_in_parts
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, ffn_keys, unembedding, vectors
 from layerleap.stream.batches import batches_of
@@ -273,7 +273,7 @@ def test_the_pseudo_inverse_is_exact_with_all_tokens():
 
 def test_resampled_cosines_are_those_of_the_drawn_rows_each_paired_with_the_others():
     a, b = (torch.randn(5, 5, generator=seeded(n), dtype=torch.float64) for n in (2, 3))
-    weights = resample(5, 4, seed=1)
+    weights = torch.cat(list(resample_in_parts(5, 4, seed=1)))
     found = inner_products._cosine(a, b, weights)
     for sample, counts in zip(found, weights.int().tolist(), strict=True):
         drawn = [row for row, times in enumerate(counts) for _ in range(times)]

@@ -9,8 +9,9 @@ from typing import Any
 
 from layerleap.act.debug.index_cost import IndexCost, index_cost
 from layerleap.errors import BadArtifact
-from layerleap.lens.vocabulary.neurons import Neurons, check_neuron
-from layerleap.lens.vocabulary.settings import Form
+from layerleap.lens.vocabulary.ends import check_neuron
+from layerleap.lens.vocabulary.index_settings import Form
+from layerleap.lens.vocabulary.neurons import Neurons
 from layerleap.lens.vocabulary.weights import Weights, weights
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, heads

@@ -15,7 +15,7 @@ import torch
 from layerleap.errors import ModelRefused
 from layerleap.lens.vocabulary.clusters import EPOCHS, default_number
 from layerleap.lens.vocabulary.ends import both_ends
-from layerleap.lens.vocabulary.settings import IndexSettings, default_path, reference_text
+from layerleap.lens.vocabulary.index_settings import IndexSettings, default_path, reference_text
 from layerleap.lens.vocabulary.store import finished_steps
 from layerleap.models.hooks.capture import capture
 from layerleap.models.inputs import padded

@@ -20,7 +20,7 @@ from torch import Tensor
 from layerleap.act.learning.answers import right_answers
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, check_choice
-from layerleap.lens.nested import nested_means
+from layerleap.lens.intervals import nested_means
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.results.base import Result

@@ -22,8 +22,8 @@ from torch import Tensor
 from layerleap.act.learning.observe import Observation
 from layerleap.errors import BadSettings
 from layerleap.lens.lens import Lens
+from layerleap.lens.readings import saturation_layers
 from layerleap.lens.saturation import finite_top
-from layerleap.lens.text_saturation import saturation_layers
 
 # Score changes below this share of the scores are rounding. In context a query has other positions,
 # and rotations by large angles are less exact; training leaves positions alone.

@@ -34,7 +34,7 @@ from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.files import whole_folder, write_json
 from layerleap.lens.lens import Lens
 from layerleap.maps.artifact import TUNED_MODEL
-from layerleap.maps.tuned import batch
+from layerleap.maps.tune import batch
 from layerleap.models.hooks.parameters import computing_with
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting

@@ -8,21 +8,22 @@ with other bases, or other widths, can be compared: arXiv 2209.02535, section 4.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused, check_choice
-from layerleap.lens.compare.alignment import MEASURES, Alignment
-from layerleap.lens.compare.kernels import Comparison, Raw, Vocabulary
+from layerleap.lens.compare.alignment import MEASURES, Alignment, Matching, SpaceName, match_layers
 from layerleap.lens.compare.lists import listed
-from layerleap.lens.compare.matching import Matching, SpaceName, match_layers
 from layerleap.lens.compare.similarity import (
     AFFORDABLE,
     Blocks,
+    Comparison,
+    Raw,
     Side,
+    Vocabulary,
     affordable_rows,
     similarities,
 )
@@ -89,10 +90,10 @@ def align(
 
 def _shared_tokens(a: Transformer, b: Transformer) -> int:
     """How many tokens both have, with the same ids; tables may be padded to other sizes."""
-    for one in (a, b):
-        if one.kind.endswith("-class"):
+    for model in (a, b):
+        if model.kind.endswith("-class"):
             raise BadSettings(
-                f"{one.identity.name} predicts classes, not tokens; models are aligned by the "
+                f"{model.identity.name} predicts classes, not tokens; models are aligned by the "
                 "tokens of one vocabulary: load it with its language-model head"
             )
     shared = shared_tokens(a, b)
@@ -100,7 +101,6 @@ def _shared_tokens(a: Transformer, b: Transformer) -> int:
 
 
 def _chosen(n: int, tokens: Sequence[int] | Tensor) -> Tensor:
-    """The chosen ids, in order and each once."""
     ids = torch.as_tensor(tokens, dtype=torch.long).flatten().unique()
     if len(ids) and (ids[0] < 0 or ids[-1] >= n):
         wrong = int(ids[0] if ids[0] < 0 else ids[-1])
@@ -119,8 +119,8 @@ def _blocks(a: Side, b: Side, kinds: Sequence[str] | None) -> tuple[Blocks, dict
         elif kinds or any(both):  # no FFN has both "ffn.key" and "ffn.gate": that is no news
             missing |= {
                 f"{kind} of {side.name}": side.why_not(kind)
-                for side, own in zip((a, b), both, strict=True)
-                if not own
+                for side, present in zip((a, b), both, strict=True)
+                if not present
             }
     if not blocks:
         raise ModelRefused(
@@ -139,24 +139,24 @@ def _matchings(
 ) -> tuple[Matching, ...]:
     matchings: list[Matching] = []
     total = sum(len(in_a) * len(in_b) for in_a, in_b in blocks.values()) * len(spaces)
-    done, (wanted, seed) = 0, draw
+    done, (chosen, seed) = count(1), draw
     rows = {
-        name: affordable_rows(a, b, blocks, space.width, wanted, AFFORDABLE[name])
+        name: affordable_rows(a, b, blocks, space.width, chosen, AFFORDABLE[name])
         for name, space in spaces.items()
     }
     with reporting(progress) as report:
 
         def tick() -> None:
-            nonlocal done
-            done += 1
-            report("comparing blocks", done, total, "pairs")
+            report("comparing blocks", next(done), total, "pairs")
 
         for kind, both in blocks.items():
             for name, space in spaces.items():
                 drawn = rows[name]
                 if drawn is not None and drawn >= max(a.count(kind, block) for block in both[0]):
                     drawn = None  # this kind has no more
-                found = similarities(space, a, b, kind, both, (drawn, seed), tick)
-                about: dict[str, Any] = {"kind": kind, "space": name, "rows": drawn}
-                matchings += [match_layers(found[m], *both, measure=m, **about) for m in MEASURES]
+                by_measure = similarities(space, a, b, kind, both, (drawn, seed), tick)
+                matchings += [
+                    match_layers(by_measure[m], *both, kind=kind, space=name, measure=m, rows=drawn)
+                    for m in MEASURES
+                ]
     return tuple(matchings)

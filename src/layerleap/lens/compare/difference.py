@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 from layerleap.lens.compare.lists import listed, ranges
-from layerleap.lens.vocabulary.neurons import Scored
-from layerleap.lens.vocabulary.settings import Inverse
+from layerleap.lens.vocabulary.ends import Scored
+from layerleap.lens.vocabulary.index_settings import Inverse
 from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
@@ -85,6 +85,11 @@ def _named(changes: Sequence[HeadChange | NeuronChange]) -> list[Row]:
     return [{"name": one.name, **asdict(one)} for one in changes]
 
 
+def _block_line(change: BlockChange) -> Row:
+    keys = ("block", "relative", "is_identical")
+    return {key: getattr(change, key) for key in keys} | change.kinds
+
+
 MOVED = Column("relative", "moved", "{:.3g} %", 100)
 ENDS = (Column("promotes"), Column("suppresses"))
 
@@ -94,25 +99,22 @@ class Difference(Result):
     """What a tuned model changed in its base."""
 
     KIND: ClassVar[str] = "compare"
+    FACTS: ClassVar[tuple[str, ...]] = ("base", "tuned", "how", "inverse", "missing", "unmoved")
+    LEGEND: ClassVar[str] = (
+        "moved: ||tuned - base|| / ||base||; in one direction: share of a head's squared "
+        "displacement along the direction that is read; cosine: -1 shrinks a vector, 1 stretches it"
+    )
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table(
             "blocks",
             "Blocks that moved: ||tuned - base|| / ||base|| of all parameters, and by kind",
-            lambda found: map(asdict, found.blocks),
-            lines=lambda found: [
-                {
-                    "block": one.block,
-                    "relative": one.relative,
-                    "is_identical": one.is_identical,
-                    **one.kinds,
-                }
-                for one in found.blocks
-            ],
+            lambda difference: map(asdict, difference.blocks),
+            lines=lambda difference: map(_block_line, difference.blocks),
         ),
         Table(
             "outside",
             "Outside the blocks",
-            lambda found: map(asdict, found.outside),
+            lambda difference: map(asdict, difference.outside),
             (
                 Column("name", "tensor"),
                 replace(MOVED, words={0.0: "did not move"}),
@@ -122,7 +124,7 @@ class Difference(Result):
         Table(
             "heads",
             "Heads that moved most, by kind",
-            lambda found: _named(found.heads),
+            lambda difference: _named(difference.heads),
             (
                 Column("name", "head"),
                 Column("kind", "matrix"),
@@ -134,7 +136,7 @@ class Difference(Result):
         Table(
             "neurons",
             "Neurons that moved most, by kind",
-            lambda found: _named(found.neurons),
+            lambda difference: _named(difference.neurons),
             (
                 Column("name", "neuron"),
                 Column("kind", "vector"),
@@ -171,8 +173,7 @@ class Difference(Result):
         sizes = {one.block: one.relative for one in self.blocks if one.relative}
         most = max(sizes, key=lambda block: sizes[block], default=None)
         end = "" if most is None else f", most block {most} ({_percent(sizes[most])})"
-        moved = f"{len(self.blocks) - len(self.unmoved)} of {len(self.blocks)} blocks moved"
-        return f"Difference({self.base} -> {self.tuned}: {moved}{end})"
+        return f"Difference({self.headline()}{end})"
 
     @property
     def notes(self) -> list[str]:
@@ -190,47 +191,32 @@ class Difference(Result):
             missing |= {f"{name} of block {one.block}": why for name, why in one.missing.items()}
         return [*notes, *listed(missing)]
 
-    def facts(self) -> Row:
-        """Both models, and how they were read."""
-        kept = ("base", "tuned", "how", "inverse", "missing")
-        return {**{key: getattr(self, key) for key in kept}, "unmoved": list(self.unmoved)}
-
     def headline(self) -> str:
         """Both models, and how many blocks moved."""
-        moved = len(self.blocks) - len(self.unmoved)
-        return f"{self.base} -> {self.tuned}: {moved} of {len(self.blocks)} blocks moved"
+        return f"{self.base} -> {self.tuned}: {self._n_moved()}"
 
-    def legend(self) -> str:
-        """What the columns mean."""
-        return (
-            "moved: ||tuned - base|| / ||base||; in one direction: share of a head's squared "
-            "displacement along the direction that is read; cosine: -1 shrinks a vector, 1 "
-            "stretches it"
-        )
+    def _n_moved(self) -> str:
+        return f"{len(self.blocks) - len(self.unmoved)} of {len(self.blocks)} blocks moved"
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """Blocks, the last first, with a column per kind of matrix; then the other tables."""
         rows = [
             {**asdict(one), **one.kinds} for one in reversed(self.blocks) if not one.is_identical
         ]
-        columns = (Column("block"), replace(MOVED, title="all", bar=True), *map(_kind, self.kinds))
+        kinds = (replace(MOVED, key=kind, title=kind) for kind in self.kinds)
+        columns = (Column("block"), replace(MOVED, title="all", bar=True), *kinds)
         blocks = replace(self.TABLES[0], rows=lambda _: rows, columns=columns)
         return [grid_of(table, self) for table in (blocks, *self.TABLES[1:])]
 
     def head(self) -> PageHead:
         """What a page says around it."""
-        moved = len(self.blocks) - len(self.unmoved)
         return PageHead(
             kicker="fine-tuning in words",
             title=("What changed from", f"{self.base} to {self.tuned}", ""),
-            facts=(f"{moved} of {len(self.blocks)} blocks moved",),
+            facts=(self._n_moved(),),
             heading="What moved, and towards which tokens",
             lead=LEAD,
         )
-
-
-def _kind(kind: str) -> Column:
-    return replace(MOVED, key=kind, title=kind)
 
 
 def _percent(share: float) -> str:

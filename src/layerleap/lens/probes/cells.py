@@ -42,9 +42,8 @@ class CellSampling:
             raise BadSettings(f"tasks {self.tasks} is too small; expected 2 or more")
         for name, low in (("first_layer", 0), ("min_cells", 1), ("folds", 2), ("limit", 1)):
             if getattr(self, name) < low:
-                raise BadSettings(
-                    f"{name} {getattr(self, name)} is too small; expected {low} or more"
-                )
+                value = getattr(self, name)
+                raise BadSettings(f"{name} {value} is too small; expected {low} or more")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,11 +111,8 @@ def folds_of(documents: Tensor, shape: tuple[int, int], n: int, by: By, seed: in
     """
     rows, layers = shape
     check_choice(by, By, "by")
-    units = {
-        "document": documents,
-        "row": torch.arange(rows),
-        "cell": torch.arange(rows * layers),
-    }[by]
+    numbers = torch.arange(rows * layers)
+    units = {"document": documents, "row": numbers[:rows], "cell": numbers}[by]
     names, group = units.unique(return_inverse=True)
     if len(names) < n:
         raise BadText(f"{len(names)} {by}s are too few for {n} folds; expected at least {n}")
@@ -140,9 +136,8 @@ def _dealt_folds(sizes: Tensor, n: int, seed: int) -> Tensor:
 def cells_of(saturation: Saturation, sampling: CellSampling, by: By = "document") -> Cells:
     """A balanced sample of (row, layer) with their tasks and folds."""
     labels = task_labels(saturation, sampling.tasks)
-    folds = folds_of(
-        saturation.documents, (labels.shape[0], labels.shape[1]), sampling.folds, by, sampling.seed
-    )
+    shape = labels.shape[0], labels.shape[1]
+    folds = folds_of(saturation.documents, shape, sampling.folds, by, sampling.seed)
     return choose_cells(labels, folds, sampling.tasks or saturation.k, sampling)
 
 

@@ -14,7 +14,8 @@ The p-value is (permutations at least as good + 1) / (permutations + 1).
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,12 +23,68 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.intervals import SHARE, all_but_one, finite, groups_of, jackknife, percentiles
 from layerleap.lens.probes.cells import By, Cells, CellSampling, ambiguous, cells_of
-from layerleap.lens.probes.random_states import RandomStates
-from layerleap.lens.probes.softmax import STRENGTH, Softmax, require_strength
-from layerleap.lens.probes.task import Space, States, features, require_aligned
+from layerleap.lens.probes.task import (
+    STRENGTH,
+    Softmax,
+    Space,
+    States,
+    features,
+    require_aligned,
+    require_strength,
+)
 from layerleap.lens.saturation import Saturation
 from layerleap.progress import Progress, silent
+from layerleap.results.plain import Plain
 from layerleap.short_repr import ShortRepr
+
+SAMPLE = 256  # rows used to measure sizes
+
+
+class RandomStates:
+    """A random walk for every row, generated on demand and always the same."""
+
+    def __init__(
+        self, documents: Tensor, d_model: int, steps: Tensor, *, seed: int = 0, name: str = "random"
+    ) -> None:
+        """Walks of given sizes.
+
+        Args:
+            documents: (row,) the document of each row.
+            steps: (n_layers + 1,) typical size of a coordinate of h[0], then of h[l] - h[l - 1].
+        """
+        self.documents, self.d_model, self.steps, self.seed = documents, d_model, steps, seed
+        self.n_layers = len(steps) - 1
+        self.model: dict[str, Any] = {"name": name, "fingerprint": f"random states, seed {seed}"}
+
+    @classmethod
+    def like(cls, states: States, *, seed: int = 0) -> "RandomStates":
+        """Walks for the rows of `states`, with steps as long as theirs."""
+        rows = torch.linspace(0, len(states) - 1, min(SAMPLE, len(states))).round().long()
+        layers = [
+            states.cells(rows, torch.full_like(rows, layer)) for layer in range(states.n_layers + 1)
+        ]
+        changes = [layers[0], *(after - before for before, after in pairwise(layers))]
+        steps = torch.stack([change.double().square().mean().sqrt() for change in changes])
+        name = f"random walks like {states.model.get('name')}"
+        return cls(states.documents, states.d_model, steps, seed=seed, name=name)
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def cells(self, rows: Tensor, layers: Tensor) -> Tensor:
+        """h[layers[i]] of row rows[i]: (cell, d_model)."""
+        states = torch.empty(len(rows), self.d_model)
+        for row in rows.unique().tolist():
+            here = rows == row
+            states[here] = self._walk(row)[layers[here]]
+        return states
+
+    def _walk(self, row: int) -> Tensor:
+        """The walk of one row: (n_layers + 1, d_model)."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + row)
+        moves = torch.randn(self.n_layers + 1, self.d_model, generator=generator)
+        return (moves * self.steps[:, None].float()).cumsum(0)
+
 
 Row = dict[str, Any]
 TRIES = 20  # permutations tried until one can be balanced
@@ -76,12 +133,8 @@ def held_out(
 ) -> HeldOut:
     """Cross-validated predictions: each fold is predicted by a probe trained on the others.
 
-    Args:
-        saturation: the saturation layers, which give the labels.
-        states: the states of the same rows in the same order.
-        sampling: which (row, layer) to use.
-        by: what is never split between folds. Anything but "document" leaks, for demonstration.
-        strength: inverse of the penalty on coefficients, scikit-learn's C.
+    `by` is what is never split between folds; anything but "document" leaks, for demonstration.
+    The other arguments are those of `score_probe`.
     """
     require_strength(strength)
     require_aligned(saturation, states)
@@ -95,27 +148,27 @@ def held_out(
     return HeldOut(cells, p, saturation.documents[cells.row])
 
 
-def _measures(held: HeldOut, weights: Tensor) -> Tensor:
+def _measures(predictions: HeldOut, weights: Tensor) -> Tensor:
     """Balanced accuracy and AUCs under weights (resample, cell): (resample, 1 + n_tasks)."""
-    cells = held.cells
+    cells = predictions.cells
     is_task = torch.nn.functional.one_hot(cells.task - 1, cells.n_tasks).double()
-    right = (held.predicted == cells.task).double()
+    right = (predictions.predicted == cells.task).double()
     recall = (weights * right) @ is_task / (weights @ is_task)
-    auc = [_auc(held, task, weights) for task in range(1, cells.n_tasks + 1)]
+    auc = [_auc(predictions, task, weights) for task in range(1, cells.n_tasks + 1)]
     return torch.stack([recall.mean(1), *auc], 1)
 
 
-def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
+def _auc(predictions: HeldOut, task: int, weights: Tensor) -> Tensor:
     """How often a cell of the task scores higher than a cell of another task: (resample,).
 
     Pairs are taken within a fold, because each fold has its own probe. Equal scores count half.
     """
     better = torch.zeros(len(weights), dtype=torch.float64)
     pairs = torch.zeros_like(better)
-    for fold in range(held.cells.n_folds):
-        here = (held.cells.fold == fold).nonzero()[:, 0]
-        levels, place = held.p[here, task - 1].unique(return_inverse=True)
-        is_task = held.cells.task[here] == task
+    for fold in range(predictions.cells.n_folds):
+        here = (predictions.cells.fold == fold).nonzero()[:, 0]
+        levels, place = predictions.p[here, task - 1].unique(return_inverse=True)
+        is_task = predictions.cells.task[here] == task
         blank = torch.zeros(len(weights), len(levels), dtype=torch.float64)
         mine = blank.index_add(1, place[is_task], weights[:, here[is_task]])
         others = blank.index_add(1, place[~is_task], weights[:, here[~is_task]])
@@ -125,8 +178,10 @@ def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class ProbeScores(ShortRepr):
+class ProbeScores(ShortRepr, Plain):
     """The scores as plain values; `rows[0]` is the balanced accuracy, then one row per task."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("control_at_chance",)
 
     rows: tuple[Row, ...]
     confusion: list[list[int]]  # by [task][predicted task]
@@ -149,11 +204,6 @@ class ProbeScores(ShortRepr):
         error = (row["control_high"] - row["control_low"]) / (2 * 1.96)
         return abs(row["control"] - row["chance"]) <= 3 * error
 
-    def to_dict(self) -> Row:
-        """Plain JSON types."""
-        lists = {"rows": [dict(row) for row in self.rows], "layers": list(self.layers)}
-        return {**asdict(self), **lists, "control_at_chance": self.control_at_chance}
-
     def to_pandas(self) -> Any:
         """One line for the balanced accuracy, and one per task."""
         import pandas
@@ -162,12 +212,8 @@ class ProbeScores(ShortRepr):
 
     def summary(self) -> str:
         """The result in one sentence."""
-        a = self.rows[0]
-        control = (
-            "at chance, as it must be"
-            if self.control_at_chance
-            else "NOT AT CHANCE: do not trust this probe"
-        )
+        a, ok = self.rows[0], "at chance, as it must be"
+        control = ok if self.control_at_chance else "NOT AT CHANCE: do not trust this probe"
         return (
             f"balanced accuracy {a['value']:.3f} ({a['low']:.3f} to {a['high']:.3f}); chance is "
             f"{a['chance']:.3f}, permuted labels give {a['null']:.3f}, p = {a['p']:.3g} "
@@ -207,17 +253,11 @@ def score_probe(
     for number in range(1, permutations + 1):
         null.append(_null_measures(generator, saturation, states, sampling, options))
         progress("permuting labels", number, permutations, "times")
-    rows = _table(real, control, torch.stack(null))
-    return ProbeScores(
-        tuple(rows),
-        real.confusion(),
-        real.cells.layers,
-        len(real.cells),
-        len(real.cells.row.unique()),
-        len(real.documents.unique()),
-        ambiguous(saturation, sampling.first_layer),
-        {**asdict(sampling), **options},
-    )
+    rows, cells = tuple(_table(real, control, torch.stack(null))), real.cells
+    counts = len(cells), len(cells.row.unique()), len(real.documents.unique())
+    settings = {**asdict(sampling), **options}
+    share = ambiguous(saturation, sampling.first_layer)
+    return ProbeScores(rows, real.confusion(), cells.layers, *counts, share, settings)
 
 
 def _null_measures(
@@ -246,10 +286,7 @@ def _table(real: HeldOut, control: HeldOut, null: Tensor) -> Iterator[Row]:
     columns = {
         ("value", "low", "high"): [value, *real.intervals()],
         ("null", "null_low", "null_high"): [null.mean(0), *percentiles(null)],
-        ("control", "control_low", "control_high"): [
-            control.measures(),
-            *control.intervals(),
-        ],
+        ("control", "control_low", "control_high"): [control.measures(), *control.intervals()],
     }
     p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above
     for place in range(len(value)):
@@ -258,11 +295,6 @@ def _table(real: HeldOut, control: HeldOut, null: Tensor) -> Iterator[Row]:
             for keys, triple in columns.items()
             for key, column in zip(keys, triple, strict=True)
         }
-        yield {
-            "measure": "AUC" if place else "balanced accuracy",
-            "task": place or None,
-            **numbers,
-            "chance": 0.5 if place else 1 / real.cells.n_tasks,
-            "p": p[place].item(),
-            "permutations": len(null),
-        }
+        measure = {"measure": "AUC" if place else "balanced accuracy", "task": place or None}
+        chance = {"chance": 0.5 if place else 1 / real.cells.n_tasks, "p": p[place].item()}
+        yield {**measure, **numbers, **chance, "permutations": len(null)}

@@ -11,6 +11,7 @@ RMS norm without weights does.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,11 +19,73 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, check_choice
+from layerleap.extras import learn_library
 from layerleap.lens.probes.cells import Cells, CellSampling, cells_of
-from layerleap.lens.probes.softmax import ARRAYS, STRENGTH, Softmax, require_strength
 from layerleap.lens.saturation import Saturation
 from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.models.transformer import Transformer
+from layerleap.short_repr import ShortRepr
+
+# Inverse of the penalty. States have hundreds of features and there are few cells: with a much
+# smaller penalty the probe memorises cells, and takes ten times as long to fit.
+STRENGTH = 0.01
+ARRAYS = ("mean", "scale", "coefficients", "intercepts")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Softmax(ShortRepr):
+    """A multinomial logistic regression on standardised features, in float64."""
+
+    mean: Tensor  # (feature,)
+    scale: Tensor  # (feature,)
+    coefficients: Tensor  # (task, feature)
+    intercepts: Tensor  # (task,)
+
+    def __post_init__(self) -> None:
+        tasks, width = self.coefficients.shape if self.coefficients.dim() == 2 else (0, 0)
+        shapes = {"mean": (width,), "scale": (width,), "intercepts": (tasks,)}
+        for name, shape in shapes.items():
+            if tasks < 2 or tuple(getattr(self, name).shape) != shape:
+                raise BadSettings(f"{name} of a probe with {tasks} tasks must have shape {shape}")
+        if not all(getattr(self, name).isfinite().all() for name in ARRAYS):
+            raise BadSettings("this probe contains NaN or infinite numbers; fit it again")
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """The probability of each task: (row, feature) -> (row, task)."""
+        weight, bias = (part.to(x.device) for part in self._folded)
+        return torch.addmm(bias, x.to(weight.dtype), weight).softmax(-1)
+
+    @cached_property
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        """Standardisation and regression as one product, because it runs at every layer."""
+        weight = self.coefficients.contiguous() / self.scale
+        # A copy: how a product rounds depends on where in memory its factors begin, and those of a
+        # loaded probe may begin anywhere.
+        return weight.T.contiguous(), self.intercepts - weight @ self.mean.clone()
+
+    @classmethod
+    def fit(cls, x: Tensor, task: Tensor, n_tasks: int, strength: float) -> "Softmax":
+        """A regression of tasks 1 to n_tasks on rows of features; every task must occur."""
+        linear = learn_library("sklearn.linear_model")
+        scaling = learn_library("sklearn.preprocessing")
+        pipeline = learn_library("sklearn.pipeline").make_pipeline(
+            scaling.StandardScaler(), linear.LogisticRegression(C=strength, max_iter=2000)
+        )
+        # The matrices are small: more threads cost more time than they save.
+        with learn_library("threadpoolctl").threadpool_limits(1):
+            pipeline.fit(x.numpy(), task.numpy())
+        scaler, model = pipeline[0], pipeline[1]
+        weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
+        if n_tasks == 2:  # scikit-learn then stores only the log odds of the second task
+            weight, bias = (torch.cat([torch.zeros_like(one), one]) for one in (weight, bias))
+        return cls(torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_), weight, bias)
+
+
+def require_strength(strength: float) -> None:
+    """Refuse an invalid penalty."""
+    if not 0 < strength < float("inf"):
+        raise BadSettings(f"strength {strength} is invalid; expected a number above 0")
+
 
 Space = Literal["raw", "unit"]
 PROBE = Artifact("probe", "probe.json", "probe.safetensors", 1)
@@ -133,22 +196,11 @@ class TaskProbe:
         cells = cells_of(saturation, sampling)
         x = features(states, cells, space)
         weights = Softmax.fit(x, cells.task, cells.n_tasks, strength)
-        data = {
-            "cells": len(cells),
-            "rows": len(cells.row.unique()),
-            "documents": len(saturation.documents[cells.row].unique()),
-        }
-        return cls(
-            weights,
-            cells.layers,
-            states.n_layers,
-            states.model,
-            saturation.lens,
-            space,
-            {**asdict(sampling), "strength": strength},
-            data,
-            tuple(quality),
-        )
+        documents = saturation.documents[cells.row].unique()
+        data = {"cells": len(cells), "rows": len(cells.row.unique()), "documents": len(documents)}
+        settings = {**asdict(sampling), "strength": strength}
+        origin = cells.layers, states.n_layers, states.model, saturation.lens
+        return cls(weights, *origin, space, settings, data, tuple(quality))
 
     def probabilities(self, h: Tensor) -> Tensor:
         """The probability that each rank is being decided: (row, d_model) -> (row, task)."""
@@ -217,6 +269,30 @@ def features(states: States, cells: Cells, space: Space) -> Tensor:
     return x
 
 
+CARD = """---
+library_name: layerleap
+tags:
+- layerleap
+- interpretability
+---
+
+# Saturation task probe for {name}
+
+A logistic regression that predicts from one hidden state which rank of the output is being \
+decided, as in ["Looking Beyond the Top-1"](https://arxiv.org/abs/2410.20210).
+
+`{probe!r}`
+
+## Training
+
+{details}
+
+## Evaluation
+
+{scores}
+"""
+
+
 def _model_card(probe: TaskProbe) -> str:
     details = {"model": probe.model["name"], "lens": probe.lens, "space": probe.space}
     details |= {**probe.data, **probe.settings}
@@ -224,29 +300,9 @@ def _model_card(probe: TaskProbe) -> str:
     for row in probe.quality:
         task = "" if row["task"] is None else f" of task {row['task']}"
         scores.append(f"- {row['measure']}{task}: {row['value']:.3f}, chance {row['chance']:g}")
-    return "\n".join(
-        [
-            "---",
-            "library_name: layerleap",
-            "tags:",
-            "- layerleap",
-            "- interpretability",
-            "---",
-            "",
-            f"# Saturation task probe for {probe.model['name']}",
-            "",
-            "A logistic regression that predicts from one hidden state which rank of the output is "
-            'being decided, as in ["Looking Beyond the Top-1"](https://arxiv.org/abs/2410.20210).',
-            "",
-            f"`{probe!r}`",
-            "",
-            "## Training",
-            "",
-            *(f"- {key}: {value}" for key, value in details.items()),
-            "",
-            "## Evaluation",
-            "",
-            *(scores or ["Not evaluated on held-out documents."]),
-            "",
-        ]
+    return CARD.format(
+        name=probe.model["name"],
+        probe=probe,
+        details="\n".join(f"- {key}: {value}" for key, value in details.items()),
+        scores="\n".join(scores) or "Not evaluated on held-out documents.",
     )

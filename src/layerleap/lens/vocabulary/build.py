@@ -9,6 +9,7 @@ model itself the build takes less than 1 GB.
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,13 @@ from layerleap.errors import (
 from layerleap.extras import library
 from layerleap.lens.vocabulary.clusters import (
     NEEDED,
-    Clustering,
     cluster_names,
     cluster_vectors,
     default_number,
 )
 from layerleap.lens.vocabulary.ends import Ends, both_ends
 from layerleap.lens.vocabulary.index import ConceptIndex
-from layerleap.lens.vocabulary.lookup import End
-from layerleap.lens.vocabulary.ranges import BlockRanges, natural_ranges
-from layerleap.lens.vocabulary.search import Matches
-from layerleap.lens.vocabulary.settings import (
+from layerleap.lens.vocabulary.index_settings import (
     IndexSettings,
     SearchSide,
     Space,
@@ -47,6 +44,9 @@ from layerleap.lens.vocabulary.settings import (
     reference_text,
     text_name,
 )
+from layerleap.lens.vocabulary.lookup import End
+from layerleap.lens.vocabulary.ranges import BlockRanges, natural_ranges
+from layerleap.lens.vocabulary.search import Matches
 from layerleap.lens.vocabulary.store import PROMOTED, SUPPRESSED, Building, check_not_building
 from layerleap.lens.vocabulary.tokens import output_label
 from layerleap.memory import give_back
@@ -151,8 +151,8 @@ def _known(
             raise
         target.unlink()  # a cache can be recreated
         return None
-    known, wanted = index.file.about["settings"], settings.to_dict(transformer)
-    if differing := [key for key in wanted if known.get(key) != wanted[key]]:
+    known, needed = index.file.about["settings"], settings.to_dict(transformer)
+    if differing := [key for key in needed if known.get(key) != needed[key]]:
         raise BadSettings(
             f"{target} was built with other settings ({', '.join(differing)}); delete it, repeat "
             "them, or choose another file"
@@ -187,47 +187,37 @@ class _Work:
 
     def run(self, building: Building, progress: Progress) -> None:
         """Whatever an earlier run has not finished."""
-        steps = {
-            "tokens": self.tokens,
-            "postings": self.postings,
-            "ranges": self.ranges,
-            "clusters": self.clusters,
-        }
         building.note("model", self.transformer.identity.to_dict())
         self.vectors(building, progress)
-        for name, step in steps.items():
-            if not building.is_done(name):
+        for step in (self.tokens, self.postings, self.ranges, self.clusters):
+            if not building.is_done(step.__name__):
                 step(building, progress)
             give_back()
 
     def vectors(self, building: Building, progress: Progress) -> None:
         """One step per block: both ends of its vectors."""
         n_layers, first = self.transformer.n_layers, 0
-        found = {ffn.block: ffn for ffn in self.ffns}
+        ffns = {ffn.block: ffn for ffn in self.ffns}
         for block in range(1, n_layers + 1):
-            ffn = found.get(block)
+            ffn = ffns.get(block)
             if not building.is_done(f"block {block}"):
                 between = partial(progress, "reading neurons", block - 1, n_layers, "blocks")
-                self._add_block(building, block, ffn, first, between)
+                rows = [] if ffn is None else self._rows(ffn, first, between)
+                self._add_block(building, block, first, rows)
             first += 0 if ffn is None else ffn.n_neurons
             progress("reading neurons", block, n_layers, "blocks")
 
-    def _add_block(
-        self,
-        building: Building,
-        block: int,
-        ffn: FeedForward | None,
-        first: int,
-        between: Callable[[], None],
-    ) -> None:
+    def _rows(self, ffn: FeedForward, first: int, between: Callable[[], None]) -> list[Any]:
+        """(number, norm, promoted, suppressed) of each vector of a block."""
         rows: list[tuple[int, float, bytes, bytes]] = []
-        if ffn is not None:
-            values = ffn.written(self.transformer).float()
-            for part in values.split(ROWS_AT_ONCE):
-                packed = map(_packed, both_ends(part, self.matrix, self.top))
-                numbers = range(first + len(rows), first + len(rows) + len(part))
-                rows += zip(numbers, part.norm(dim=1).tolist(), *packed, strict=True)
-                between()
+        for part in ffn.written(self.transformer).float().split(ROWS_AT_ONCE):
+            packed = map(_packed, both_ends(part, self.matrix, self.top))
+            numbers = range(first + len(rows), first + len(rows) + len(part))
+            rows += zip(numbers, part.norm(dim=1).tolist(), *packed, strict=True)
+            between()
+        return rows
+
+    def _add_block(self, building: Building, block: int, first: int, rows: list[Any]) -> None:
         with building.step(f"block {block}") as connection:
             connection.execute(
                 "INSERT INTO blocks VALUES (?, ?, ?, ?)",
@@ -241,14 +231,11 @@ class _Work:
         with building.step("tokens") as connection:
             building.note("tokens", total)
             for id_ in range(total):
-                one = output_label(self.transformer, id_)
-                connection.execute(
-                    "INSERT INTO tokens VALUES (?, ?, ?, ?)", (id_, one.text, one.label, one.kind)
-                )
-                if one.kind in SEARCHED:
-                    connection.execute(
-                        "INSERT INTO words (rowid, text) VALUES (?, ?)", (id_, one.text)
-                    )
+                token = output_label(self.transformer, id_)
+                row = (id_, token.text, token.label, token.kind)
+                connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
+                if token.kind in SEARCHED:
+                    connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", row[:2])
                 if id_ % 4096 == 0 or id_ + 1 == total:
                     progress("naming tokens", id_ + 1, total, "tokens")
 
@@ -259,10 +246,8 @@ class _Work:
                 ids, _ = self._ends(building, end)
                 total = len(self.matrix)
                 for token, vectors, ranks in _inverted(ids, total):
-                    connection.execute(
-                        "INSERT INTO postings VALUES (?, ?, ?)",
-                        (2 * token + end, vectors.tobytes(), ranks.tobytes()),
-                    )
+                    row = (2 * token + end, vectors.tobytes(), ranks.tobytes())
+                    connection.execute("INSERT INTO postings VALUES (?, ?, ?)", row)
                     if token % 4096 == 0:
                         progress("sorting tokens", end * total + token, 2 * total, "tokens")
 
@@ -282,25 +267,20 @@ class _Work:
             text, reason = None, "they were not asked for"
         elif text is None:
             text, reason = reference_text(self.transformer)
-        found: dict[int, BlockRanges] = {}
+        ranges: list[BlockRanges] = []
         if text is not None:
+            options: dict[str, Any] = {"n_texts": self.settings.n_texts, "progress": progress}
             try:
-                found = natural_ranges(
-                    self.transformer,
-                    self.ffns,
-                    text,
-                    n_texts=self.settings.n_texts,
-                    progress=progress,
-                )
+                measured = natural_ranges(self.transformer, self.ffns, text, **options)
+                ranges = list(measured.values())
             except (CannotFetch, BadText) as error:
                 if self.text is not None:
                     raise
                 reason = str(error)  # an index without ranges is better than none
-        positions = next((one.n for one in found.values()), 0)
-        rows = (row for one in found.values() for row in one.table())
+        rows = (row for of_block in ranges for row in of_block.table())
         with building.step("ranges") as connection:
-            known = {"text": text_name(text), "positions": positions}
-            building.note("ranges", known if found else None)
+            about = {"text": text_name(text), "positions": ranges[0].n} if ranges else None
+            building.note("ranges", about)
             building.note("no_ranges", reason or None)
             connection.executemany(
                 "INSERT INTO ranges VALUES (?, ?, ?, ?, ?, ?)",
@@ -318,29 +298,24 @@ class _Work:
         with building.step("clusters") as connection:
             building.note("no_clusters", reason or None)
             if not reason:
-                found = cluster_vectors(
+                clusters, cosines = cluster_vectors(
                     self._values, self.sizes, number, seed=self.settings.seed, progress=progress
                 )
-                connection.executemany(
-                    "INSERT INTO clusters VALUES (?, ?, ?, ?)",
-                    self._named(building, found, progress),
-                )
-                columns = (found.clusters.tolist(), found.cosines.tolist())
-                connection.executemany(
-                    "INSERT INTO members VALUES (?, ?, ?)",
-                    ((vector, *row) for vector, row in enumerate(zip(*columns, strict=True))),
-                )
+                names = self._named(building, clusters, progress)
+                connection.executemany("INSERT INTO clusters VALUES (?, ?, ?, ?)", names)
+                members = zip(count(), clusters.tolist(), cosines.tolist(), strict=False)
+                connection.executemany("INSERT INTO members VALUES (?, ?, ?)", members)
 
     def _named(
-        self, building: Building, found: Clustering, progress: Progress
+        self, building: Building, clusters: NDArray[np.int64], progress: Progress
     ) -> Iterator[tuple[int, int, bytes, bytes]]:
         """Number, size and both ends of each cluster; scores are means over its members."""
         named = []
         for end, sign in ((PROMOTED, 1), (SUPPRESSED, -1)):
             ids, scores = self._ends(building, end)
-            named.append(cluster_names(found.clusters, ids, sign * scores))
+            named.append(cluster_names(clusters, ids, sign * scores))
             progress("naming clusters", end + 1, 2, "ends")
-        numbers, sizes = np.unique(found.clusters, return_counts=True)
+        numbers, sizes = np.unique(clusters, return_counts=True)
         for cluster, size in zip(numbers.tolist(), sizes.tolist(), strict=True):
             up, down = (names[cluster] for names in named)
             ends = End(up.ids, up.sums / size), End(down.ids, -down.sums / size)

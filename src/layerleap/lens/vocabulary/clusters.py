@@ -55,12 +55,7 @@ def cluster_vectors(
 ) -> Clustering:
     """Every vector's cluster; the same seed gives the same clusters.
 
-    Args:
-        values: the vectors of each block.
-        sizes: how many vectors each block has.
-        number: of clusters, at most the number of vectors.
-        seed: decides the order of the rows and the first centres.
-        progress: called after each batch.
+    `sizes` are the numbers of vectors of each block; `number` is at most their sum.
     """
     cluster = library("sklearn.cluster", "learn", NEEDED)
     rng = np.random.default_rng(seed)
@@ -111,10 +106,8 @@ def cluster_names(
 ) -> dict[int, Named]:
     """By cluster, the tokens with the largest sum of scores over its members, largest first.
 
-    Args:
-        clusters: of each vector.
-        ids: the tokens at one end of each vector, (vector, top).
-        scores: theirs, negated at the lower end, so that more is stronger.
+    `ids` and `scores` are those at one end of each vector, (vector, top); scores are negated at the
+    lower end, so that more is stronger.
     """
     span = int(ids.max()) + 1
     keys = (clusters[:, None] * span + ids).ravel()

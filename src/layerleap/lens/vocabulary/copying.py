@@ -16,8 +16,8 @@ one with and without a capital letter: compare its scores.
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.intervals import wilson
-from layerleap.lens.top import top_k
-from layerleap.lens.vocabulary.pairs import chosen_tokens
+from layerleap.lens.top import ranks_of, top_k
 from layerleap.lens.vocabulary.space import Space
+from layerleap.lens.vocabulary.token_pairs import chosen_tokens
 from layerleap.lens.vocabulary.tokens import TokenLabel, token_label
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.weights import Heads, all_heads
@@ -38,11 +38,11 @@ from layerleap.results.base import Result
 from layerleap.results.cells import Cell, Grid, tokens_cell
 from layerleap.results.colours import signed_colour
 from layerleap.results.columns import Row, Table
+from layerleap.results.plain import Plain
 
 Role = Literal["copies", "suppresses", "maps"]
 PIECE = 2**24  # entries of W_VO held at a time: 64 MB of float32
 FEWEST = 5  # pairs that a relation needs
-BLOCK = 128  # columns per maximum
 EXAMPLES = 5  # tokens or pairs shown as evidence
 SHOWN, PER_RELATION = 12, 5  # heads in a table
 ROLES: dict[Role, str] = {
@@ -53,12 +53,15 @@ MAPS = (
     "Control: second words of other pairs among the same highest; identity: pairs that similar "
     "embeddings alone would map"
 )
+MAP = "Blue: share of tokens copied; orange: share suppressed; the larger one, in percent."
 LISTED = 0.1  # a head has a role if the low end of its share is above this
 
 
 @dataclass(frozen=True)
-class Share:
+class Share(Plain):
     """Successes among cases, with Wilson's 95 % interval."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("value",)
 
     hits: int
     n: int
@@ -70,10 +73,6 @@ class Share:
         """The share."""
         return self.hits / self.n
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"value": self.value, **asdict(self)}
-
 
 @cache
 def share(hits: int, n: int) -> Share:
@@ -83,7 +82,7 @@ def share(hits: int, n: int) -> Share:
 
 
 @dataclass(frozen=True)
-class Mapped:
+class Mapped(Plain):
     """How well a head maps the pairs of one relation."""
 
     relation: str
@@ -99,18 +98,16 @@ class Mapped:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "relation": self.relation,
-            **self.share.to_dict(),
-            "control": self.control,
-            "similar": self.similar,
-            "examples": [[first.label, second.label] for first, second in self.examples],
-        }
+        examples = [[first.label, second.label] for first, second in self.examples]
+        row = {**self.share.to_dict(), **super().to_dict(), "examples": examples}
+        return {key: value for key, value in row.items() if key != "share"}
 
 
 @dataclass(frozen=True)
-class HeadScores:
+class HeadScores(Plain):
     """One head: its shares, and tokens or pairs that show them."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("name", "roles")
 
     block: int
     head: int
@@ -137,28 +134,17 @@ class HeadScores:
 
         A mapping must also lie above its control, and above what similar embeddings explain.
         """
-        found: list[Role] = []
-        if self.copies.low > LISTED:
-            found.append("copies")
-        if self.suppresses.low > LISTED:
-            found.append("suppresses")
-        if self.clear_maps:
-            found.append("maps")
-        return tuple(found)
+        has: dict[Role, bool] = {
+            "copies": self.copies.low > LISTED,
+            "suppresses": self.suppresses.low > LISTED,
+            "maps": bool(self.clear_maps),
+        }
+        return tuple(role for role in has if has[role])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "name": self.name,
-            "block": self.block,
-            "head": self.head,
-            "roles": list(self.roles),
-            "copies": self.copies.to_dict(),
-            "suppresses": self.suppresses.to_dict(),
-            "copied": [token.label for token in self.copied],
-            "suppressed": [token.label for token in self.suppressed],
-            "maps": [one.to_dict() for one in self.maps],
-        }
+        tokens = {"copied": self.copied, "suppressed": self.suppressed}
+        return super().to_dict() | {key: [t.label for t in tokens[key]] for key in tokens}
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,14 +188,14 @@ class HeadTable(Result):
 
     def having(self, role: Role) -> list[HeadScores]:
         """The heads with a role, the highest share first."""
-        own = [head for head in self.heads if role in head.roles]
-        return sorted(own, key=lambda head: -_strength(head, role))
+        heads = [head for head in self.heads if role in head.roles]
+        return sorted(heads, key=lambda head: -_strength(head, role))
 
     def mapping(self, relation: str) -> list[tuple[HeadScores, Mapped]]:
         """The heads that clearly map the pairs of a relation, the highest share first."""
-        own = [(head, one) for head in self.heads for one in head.clear_maps]
-        found = [(head, one) for head, one in own if one.relation == relation]
-        return sorted(found, key=lambda pair: pair[1].control - pair[1].share.value)
+        maps = ((head, one) for head in self.heads for one in head.clear_maps)
+        pairs = [(head, one) for head, one in maps if one.relation == relation]
+        return sorted(pairs, key=lambda pair: pair[1].control - pair[1].share.value)
 
     def legend(self) -> str:
         """How the shares were made, in one line."""
@@ -236,12 +222,9 @@ class HeadTable(Result):
 
     def facts(self) -> Row:
         """How the shares were made, and what is missing."""
-        kept = ("k", "n_sample", "n_tokens", "restricted", "centred", "relations", "left_out")
-        return {
-            **{key: getattr(self, key) for key in kept},
-            **self.about,
-            "missing": {str(block): reason for block, reason in self.missing.items()},
-        }
+        keys = ("k", "n_sample", "n_tokens", "restricted", "centred", "relations", "left_out")
+        missing = {str(block): reason for block, reason in self.missing.items()}
+        return {**{key: getattr(self, key) for key in keys}, **self.about, "missing": missing}
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """The heads with a role, each with its evidence; on a page below a map of all heads."""
@@ -257,24 +240,16 @@ class HeadTable(Result):
             [Cell(f"L{block}", strong=True), *(_square(h) for h in self if h.block == block)]
             for block in blocks
         ]
-        caption = (
-            "Blue: share of tokens copied; orange: share suppressed; the larger one, in percent."
-        )
         rows = [[*row, *[Cell("")] * (n + 1 - len(row))] for row in rows]
-        return Grid(["", *(f"H{number}" for number in range(n))], rows, caption)
+        return Grid(["", *(f"H{number}" for number in range(n))], rows, MAP)
 
     def _role(self, role: Role, title: str) -> Grid:
-        heads = self.having(role)
-        rows = [
-            [
-                Cell(head.name),
-                _share(head.copies if role == "copies" else head.suppresses),
-                tokens_cell(
-                    t.to_dict() for t in (head.copied if role == "copies" else head.suppressed)
-                ),
-            ]
-            for head in heads[:SHOWN]
-        ]
+        heads, rows = self.having(role), []
+        for head in heads[:SHOWN]:
+            is_copied = role == "copies"
+            tokens = head.copied if is_copied else head.suppressed
+            cell = _share(head.copies if is_copied else head.suppresses)
+            rows.append([Cell(head.name), cell, tokens_cell(t.to_dict() for t in tokens)])
         of = f"; the first {SHOWN} of {len(heads)}" if len(heads) > SHOWN else ""
         return Grid(("head", "share, 95 %", "for example"), rows, f"{title}{of}")
 
@@ -393,8 +368,8 @@ def _known_heads(space: Space, blocks: Sequence[int] | None) -> tuple[list[Heads
         raise BadSettings("blocks is empty; expected at least one block, or None for all")
     for block in blocks or ():
         check_block(space.transformer, block)
-    found = all_heads(space.transformer)
-    chosen = {block: found[block] for block in blocks or found}
+    by_block = all_heads(space.transformer)
+    chosen = {block: by_block[block] for block in blocks or by_block}
     known = [heads for heads in chosen.values() if not isinstance(heads, str)]
     missing = {block: heads for block, heads in chosen.items() if isinstance(heads, str)}
     if not known:
@@ -404,23 +379,22 @@ def _known_heads(space: Space, blocks: Sequence[int] | None) -> tuple[list[Heads
 
 def known_relations(space: Space, ids: Tensor) -> tuple[list[Relation], dict[str, str]]:
     """The relations with enough pairs of single tokens among `ids`, and why others have not."""
-    tokenizer, found, left_out = space.transformer.tokenizer, [], {}
+    tokenizer, relations, left_out = space.transformer.tokenizer, [], {}
     allowed = set(ids.tolist())
     for name, pairs in word_pairs().items():
         if tokenizer is None:
             left_out[name] = "the model has no tokenizer"
             continue
         tokens = {pair for words in pairs if (pair := _single_tokens(tokenizer, words))}
-        own = sorted(pair for pair in tokens if allowed.issuperset(pair))
-        if len(own) < FEWEST:
+        known = sorted(pair for pair in tokens if allowed.issuperset(pair))
+        if len(known) < FEWEST:
             left_out[name] = (
-                f"only {len(own)} of {len(pairs)} pairs of words are single tokens of the model; "
+                f"only {len(known)} of {len(pairs)} pairs of words are single tokens of the model; "
                 f"expected {FEWEST} or more"
             )
             continue
-        firsts, seconds = torch.tensor(own).T.contiguous()
-        found.append(Relation(name, firsts, seconds))
-    return found, left_out
+        relations.append(Relation(name, *torch.tensor(known).T.contiguous()))
+    return relations, left_out
 
 
 @cache
@@ -437,10 +411,9 @@ def _single_tokens(tokenizer: Any, words: tuple[str, str]) -> tuple[int, int] | 
     """The tokens of two words, if each is a single one; as inside a text, else as at its start."""
     for space in (" ", ""):
         ids = [tokenizer(space + word, add_special_tokens=False)["input_ids"] for word in words]
-        if all(len(own) == 1 for own in ids):
+        if all(len(tokens) == 1 for tokens in ids):
             first, second = ids[0][0], ids[1][0]
-            unknown = tokenizer.unk_token_id
-            if first != second and unknown not in (first, second):
+            if first != second and tokenizer.unk_token_id not in (first, second):
                 return first, second
     return None
 
@@ -475,43 +448,29 @@ class _Scorer:
         rows = space.read(value.T, self.sources, centred=self.centred)
         columns = space.written(output, self.columns)
         n = len(self.drawn)
-        high, low = self._own_ranks(rows[:n], columns)
-        copies, suppresses = high < self.k, low < self.k
-        maps, start = [], n
-        for number, places in enumerate(self.places):
-            part = rows[start : start + len(places)]
-            maps.append(self._mapped(number, part, columns))
-            start += len(places)
-        return HeadScores(
-            heads.block,
-            head,
-            share(int(copies.sum()), n),
-            share(int(suppresses.sum()), n),
-            self._examples(copies),
-            self._examples(suppresses),
-            tuple(maps),
-        )
+        parts = rows.split([n, *map(len, self.places)])
+        copies, suppresses = self._clear(parts[0], columns)
+        maps = (self._mapped(number, part, columns) for number, part in enumerate(parts[1:]))
+        shares = share(int(copies.sum()), n), share(int(suppresses.sum()), n)
+        examples = self._examples(copies), self._examples(suppresses)
+        return HeadScores(heads.block, head, *shares, *examples, tuple(maps))
 
-    def _own_ranks(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each sampled token: how many tokens come before it, from above and from below."""
+    def _clear(self, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
+        """Whether each sampled token is among the k highest of its row, and among the k lowest."""
         pieces = self.drawn.split(len(self.buffer))
-        parts = [
-            own_ranks(scores, places.to(scores.device), self.k)
+        ranks = [
+            ranks_of(scores, places.to(scores.device), self.k)
             for scores, places in zip(self._scores(rows, columns), pieces, strict=True)
         ]
-        high, low = (torch.cat(some) for some in zip(*parts, strict=True))
-        return high, low
+        return (torch.cat(side) < self.k for side in zip(*ranks, strict=True))
 
     def _scores(self, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
         """Scores of all tokens, a few rows at a time; the next ones overwrite them."""
         for part in rows.split(len(self.buffer)):
             yield torch.mm(part, columns.T, out=self.buffer[: len(part)])
 
-    def _hits(self, places: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Whether each second word is among the k highest of each first one: (first, second)."""
-        return torch.cat([self._among(scores, places) for scores in self._scores(rows, columns)])
-
     def _among(self, scores: Tensor, places: Tensor) -> Tensor:
+        """Whether each place is among the k highest of each row: (row, place)."""
         best = top_k(scores, self.k)[1].cpu()
         return (best[:, None, :] == places[None, :, None]).any(-1)
 
@@ -528,15 +487,15 @@ class _Scorer:
 
     def _mapped(self, number: int, rows: Tensor, columns: Tensor) -> Mapped:
         relation, places = self.relations[number], self.places[number]
-        hits = self._hits(places, rows, columns)
-        right, n = hits.diagonal(), len(places)
+        hits = torch.cat([self._among(scores, places) for scores in self._scores(rows, columns)])
+        right = hits.diagonal()
         examples = tuple(
             (self._label(relation.firsts[i]), self._label(relation.seconds[i]))
             for i in right.nonzero()[:EXAMPLES, 0]
         )
         control = float(hits[relation.wrong].double().mean())
-        found = share(int(right.sum()), n)
-        return Mapped(relation.name, found, control, self.similar[number], examples)
+        hit_share = share(int(right.sum()), len(places))
+        return Mapped(relation.name, hit_share, control, self.similar[number], examples)
 
     def _examples(self, chosen: Tensor) -> tuple[TokenLabel, ...]:
         """A few tokens: words before parts of words, then by id, which puts frequent ones first."""
@@ -549,38 +508,3 @@ class _Scorer:
 
 def _is_word(token: TokenLabel) -> bool:
     return len(token.text) > 4 and token.text[0] == " " and token.text[1:].isalpha()
-
-
-def own_ranks(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ranks of one column of each row, from above and from below.
-
-    Ranks from `k` on are given as `k`; ties are ordered by column.
-
-    Args:
-        scores: (row, column).
-        places: the column of each row.
-        k: how far ranks are counted.
-    """
-    own = scores.gather(1, places[:, None])
-    high = _ranks(scores, own, places, k, torch.amax, torch.gt)
-    return high, _ranks(scores, own, places, k, torch.amin, torch.lt)
-
-
-def _ranks(
-    scores: Tensor,
-    own: Tensor,
-    places: Tensor,
-    k: int,
-    extreme: Callable[..., Tensor],
-    is_ahead: Callable[..., Tensor],
-) -> Tensor:
-    """One end. Where k blocks of columns have one that is ahead, no column needs to be counted."""
-    whole = scores.shape[1] // BLOCK * BLOCK
-    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK)) if whole else scores[:, :, None]
-    ahead = torch.count_nonzero(is_ahead(extreme(blocks, -1), own), dim=1)
-    ranks = torch.full((len(scores),), k)
-    for row in (ahead < k).nonzero()[:, 0].tolist():
-        rank = torch.count_nonzero(is_ahead(scores[row], own[row]))
-        rank += torch.count_nonzero(scores[row, : places[row]] == own[row])
-        ranks[row] = rank.clamp(max=k)
-    return ranks

@@ -10,10 +10,17 @@ norm makes of it at a root mean square of 1, because that is what enters the str
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from layerleap.errors import BadSettings
+from layerleap.lens.vocabulary.tokens import TokenLabel, output_label
+from layerleap.models.transformer import Transformer
+from layerleap.models.weights import FeedForward, unembedding
+from layerleap.results.plain import Plain
 
 PIECE_BYTES = 2**27  # of one float32 product, and of one slice of the matrix
 
@@ -29,10 +36,7 @@ class Ends(NamedTuple):
 def both_ends(values: Tensor, matrix: Tensor, top: int) -> tuple[Ends, Ends]:
     """The promoted and the suppressed end of each vector; equal scores are ordered by id.
 
-    Args:
-        values: the vectors, float32, (vector, d_model).
-        matrix: the output matrix, (d_vocab, d_model), of any floating type.
-        top: tokens per end.
+    `values` are float32, (vector, d_model); the output matrix is (d_vocab, d_model), of any type.
     """
     columns = max(1, PIECE_BYTES // (4 * matrix.shape[1]))
     rows = max(1, PIECE_BYTES // (4 * min(columns, len(matrix))))
@@ -44,10 +48,10 @@ def both_ends(values: Tensor, matrix: Tensor, top: int) -> tuple[Ends, Ends]:
     return _packed(promoted), _packed(suppressed, sign=-1)
 
 
-Found = tuple[Tensor, Tensor]  # scores and ids, best first
+Top = tuple[Tensor, Tensor]  # scores and ids, best first
 
 
-def _ends_of(values: Tensor, matrix: Tensor, columns: int, top: int) -> tuple[Found, Found]:
+def _ends_of(values: Tensor, matrix: Tensor, columns: int, top: int) -> tuple[Top, Top]:
     """Both ends of a few vectors; the lower one with its scores negated."""
     high, low = [], []
     for first in range(0, len(matrix), columns):
@@ -58,10 +62,10 @@ def _ends_of(values: Tensor, matrix: Tensor, columns: int, top: int) -> tuple[Fo
     return _merged(high, top), _merged(low, top)
 
 
-def _highest(scores: Tensor, top: int, first: int) -> Found:
+def _highest(scores: Tensor, top: int, first: int) -> Top:
     """The top of each row, ties by id; `first` is the id of the first column.
 
-    `torch.topk` is four times as fast as `read.top.top_k` for 50 of 49,152, but its order of ties
+    `torch.topk` is four times as fast as `lens.top.top_k` for 50 of 49,152, but its order of ties
     is arbitrary. One more than needed shows whether a tie was cut in two; such a row is sorted.
     """
     best = scores.topk(min(top + 1, scores.shape[1]))
@@ -76,15 +80,49 @@ def _highest(scores: Tensor, top: int, first: int) -> Found:
     return values, ids + first
 
 
-def _merged(found: list[Found], top: int) -> Found:
+def _merged(slices: list[Top], top: int) -> Top:
     """The top of several slices; earlier slices have lower ids, so a stable sort keeps ties."""
-    if len(found) == 1:
-        return found[0]
-    values, ids = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    if len(slices) == 1:
+        return slices[0]
+    values, ids = (torch.cat(parts, 1) for parts in zip(*slices, strict=True))
     values, place = values.sort(dim=1, descending=True, stable=True)
     return values[:, :top], ids.gather(1, place[:, :top])
 
 
-def _packed(found: Sequence[Found], sign: int = 1) -> Ends:
-    values, ids = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+def _packed(pieces: Sequence[Top], sign: int = 1) -> Ends:
+    values, ids = (torch.cat(parts).cpu() for parts in zip(*pieces, strict=True))
     return Ends(ids.int(), sign * values)
+
+
+@dataclass(frozen=True)
+class Scored(Plain):
+    """A token and its score: a logit that a vector adds."""
+
+    token: TokenLabel
+    score: float
+
+
+def check_neuron(ffn: FeedForward, neuron: int) -> None:
+    """Refuse a neuron that the block does not have."""
+    if not 0 <= neuron < ffn.n_neurons:
+        raise BadSettings(
+            f"neuron {neuron} does not exist: block {ffn.block} has neurons 0 to "
+            f"{ffn.n_neurons - 1}"
+        )
+
+
+def vector_ends(
+    transformer: Transformer, vectors: Tensor, top: int, matrix: Tensor | None = None
+) -> list[tuple[tuple[Scored, ...], tuple[Scored, ...]]]:
+    """For each vector, the tokens it promotes most and those it suppresses most.
+
+    Read through the output matrix, or any other of (d_vocab, d_model).
+    """
+    matrix = unembedding(transformer) if matrix is None else matrix
+    high, low = both_ends(vectors.float(), matrix, top)
+
+    def scored(end: Ends, row: int) -> tuple[Scored, ...]:
+        pairs = zip(end.ids[row].tolist(), end.scores[row].tolist(), strict=True)
+        return tuple(Scored(output_label(transformer, index), score) for index, score in pairs)
+
+    return [(scored(high, row), scored(low, row)) for row in range(len(vectors))]

@@ -9,7 +9,8 @@ In: a wrapped model and the file that `build` made for it. Out: `ConceptIndex`.
 """
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +22,27 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, BadSettings, CannotFetch, WrongModel
 from layerleap.lens.vocabulary.clusters import NAMES
-from layerleap.lens.vocabulary.lookup import (
-    BlockEntry,
-    End,
-    IndexFile,
-    ends_of,
-    labels,
-    scored,
-)
-from layerleap.lens.vocabulary.neurons import Scored
-from layerleap.lens.vocabulary.ranges import Range
-from layerleap.lens.vocabulary.search import Matches, Words, find_tokens, search
-from layerleap.lens.vocabulary.settings import (
+from layerleap.lens.vocabulary.ends import Scored
+from layerleap.lens.vocabulary.index_settings import (
     IndexSettings,
     SearchSide,
     Space,
     default_path,
     index_folder,
 )
+from layerleap.lens.vocabulary.lookup import BlockEntry, End, IndexFile, ends_of, labels, scored
+from layerleap.lens.vocabulary.ranges import Range
+from layerleap.lens.vocabulary.search import Matches, Words, find_tokens, search
 from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
+from layerleap.results.plain import Plain
 
 FEW = 5  # tokens per end of a neighbour
 
 
 @dataclass(frozen=True)
-class Vector:
+class Vector(Plain):
     """One value vector: what the neuron writes when it is active."""
 
     block: int
@@ -58,39 +53,20 @@ class Vector:
     range: Range | None  # natural values of the coefficient; None if no text was read
     cluster: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "block": self.block,
-            "neuron": self.neuron,
-            "norm": self.norm,
-            "promotes": [token.to_dict() for token in self.promotes],
-            "suppresses": [token.to_dict() for token in self.suppresses],
-            "range": None if self.range is None else self.range.to_dict(),
-            "cluster": self.cluster,
-        }
-
     def to_pandas(self) -> Any:
         """One line per end and rank."""
         import pandas
 
-        return pandas.DataFrame(
-            [
-                {
-                    "end": end,
-                    "rank": rank,
-                    "id": one.token.id,
-                    "token": one.token.label,
-                    "score": one.score,
-                }
-                for end in ("promotes", "suppresses")
-                for rank, one in enumerate(getattr(self, end), 1)
-            ]
-        )
+        rows = [
+            (end, rank, one.token.id, one.token.label, one.score)
+            for end in ("promotes", "suppresses")
+            for rank, one in enumerate(getattr(self, end), 1)
+        ]
+        return pandas.DataFrame(rows, columns=["end", "rank", "id", "token", "score"])
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbour(Plain):
     """A value vector that points nearly the same way as another."""
 
     block: int
@@ -99,19 +75,9 @@ class Neighbour:
     promotes: tuple[TokenLabel, ...]
     suppresses: tuple[TokenLabel, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "block": self.block,
-            "neuron": self.neuron,
-            "cosine": self.cosine,
-            "promotes": [token.to_dict() for token in self.promotes],
-            "suppresses": [token.to_dict() for token in self.suppresses],
-        }
-
 
 @dataclass(frozen=True)
-class Member:
+class Member(Plain):
     """A vector of a cluster, and its cosine to the cluster's centre."""
 
     block: int
@@ -120,7 +86,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Plain):
     """Value vectors that point the same way, named by the tokens they share."""
 
     number: int
@@ -128,16 +94,6 @@ class Cluster:
     promotes: tuple[Scored, ...]  # scores are means over the members
     suppresses: tuple[Scored, ...]
     members: tuple[Member, ...] = ()  # nearest to the centre first; only if asked for
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "number": self.number,
-            "size": self.size,
-            "promotes": [token.to_dict() for token in self.promotes],
-            "suppresses": [token.to_dict() for token in self.suppresses],
-            "members": [asdict(member) for member in self.members],
-        }
 
 
 class ConceptIndex:
@@ -150,10 +106,9 @@ class ConceptIndex:
     @checked
     def open(cls, transformer: Transformer, path: str | Path | None = None) -> "ConceptIndex":
         """The index in a file, by default the cached one; it must be of the same weights."""
-        own = path is None
         file = Path(default_path(transformer, IndexSettings()) if path is None else path)
         name = transformer.identity.name
-        if own and not file.is_file():
+        if path is None and not file.is_file():
             raise BadArtifact(f"there is no index of {name} yet; run: layerleap index {name}")
         index = cls(transformer, IndexFile(file))
         index.check_model()
@@ -162,13 +117,14 @@ class ConceptIndex:
     def check_model(self) -> None:
         """Raise `WrongModel` unless the index is of exactly the weights that the model has now."""
         self.transformer.refresh()
-        of, own = self.file.about["model"], self.transformer.identity
-        if of["fingerprint"] != own.fingerprint:
+        indexed, identity = self.file.about["model"], self.transformer.identity
+        if indexed["fingerprint"] != identity.fingerprint:
+            name, fingerprint = identity.name, identity.fingerprint[:8]
             since = ", changed since it was loaded" if self.transformer.is_changed else ""
             raise WrongModel(
-                f"{self.path} is an index of other weights ({of['name']}, fingerprint "
-                f"{of['fingerprint'][:8]}) than those of {own.name} "
-                f"({own.fingerprint[:8]}{since}); build one with: layerleap index {own.name}"
+                f"{self.path} is an index of other weights ({indexed['name']}, fingerprint "
+                f"{indexed['fingerprint'][:8]}) than those of {name} ({fingerprint}{since}); "
+                f"build one with: layerleap index {name}"
             )
 
     @property
@@ -214,16 +170,15 @@ class ConceptIndex:
         self.check_model()
         number = self.file.vector(block, neuron)
         with self.file.reading() as connection:
-            ends = ends_of(connection, number)
+            words = scored(connection, ends_of(connection, number))
             norm, cluster, *values = connection.execute(
                 "SELECT norm, cluster, low, mean, high, std, positive FROM vectors "
                 "LEFT JOIN members ON members.vector = vectors.id "
                 "LEFT JOIN ranges ON ranges.id = vectors.id WHERE vectors.id = ?",
                 (number,),
             ).fetchone()
-            names = labels(connection, np.concatenate([end.ids for end in ends]))
         natural = None if values[0] is None else Range(*values)
-        return Vector(block, neuron, norm, *_both_scored(ends, names), natural, cluster)
+        return Vector(block, neuron, norm, *words, natural, cluster)
 
     @checked
     def range(self, block: int, neuron: int) -> dict[str, float] | None:
@@ -245,29 +200,25 @@ class ConceptIndex:
         number = self.file.vector(block, neuron)
         if top < 1:
             raise BadSettings(f"top is {top}; expected 1 or more")
-        own = self._values(block)[neuron]
-        if not own.any():
+        vector = self._values(block)[neuron]
+        if not vector.any():
             raise BadSettings(
                 f"the value vector of L{block}.N{neuron} is zero, so it has no direction and no "
                 "neighbours"
             )
-        cosines = torch.cat([_cosines(self._values(e.block), own) for e in self._known()])
+        cosines = torch.cat([_cosines(self._values(e.block), vector) for e in self._known()])
         cosines[number] = -torch.inf
         best = cosines.sort(descending=True, stable=True)
         order = [i for i in best.indices[:top].tolist() if cosines[i] > -torch.inf]
+        neighbours = []
         with self.file.reading() as connection:
-            ends = [
-                [end.ids[:FEW].tolist() for end in ends_of(connection, other)] for other in order
-            ]
-            names = labels(connection, (i for both in ends for ids in both for i in ids))
-        return [
-            Neighbour(
-                *self.file.neuron(other),
-                round(float(cosines[other]), 6),
-                *(tuple(names[id_] for id_ in ids) for ids in both),
-            )
-            for other, both in zip(order, ends, strict=True)
-        ]
+            for other in order:
+                ends = [end.ids[:FEW].tolist() for end in ends_of(connection, other)]
+                names = labels(connection, chain(*ends))
+                words = (tuple(names[id_] for id_ in ids) for ids in ends)
+                cosine = round(float(cosines[other]), 6)
+                neighbours.append(Neighbour(*self.file.neuron(other), cosine, *words))
+        return neighbours
 
     @checked
     def clusters(self, *, top: int = 50, query: str | None = None) -> list[Cluster]:
@@ -285,8 +236,7 @@ class ConceptIndex:
                 points = _named(ends, find_tokens(connection, query))
                 order = np.argsort(-points, kind="stable")[: np.count_nonzero(points)]
             chosen = order[:top].tolist()
-            names = labels(connection, (i for c in chosen for end in ends[c] for i in end.ids))
-        return [Cluster(rows[i][0], rows[i][1], *_both_scored(ends[i], names)) for i in chosen]
+            return [Cluster(rows[i][0], rows[i][1], *scored(connection, ends[i])) for i in chosen]
 
     @checked
     def cluster(self, number: int) -> Cluster:
@@ -298,18 +248,13 @@ class ConceptIndex:
             ).fetchone()
             if row is None:
                 raise BadSettings(f"there is no cluster {number}; `clusters()` lists them")
-            ends = End.unpacked(row[1]), End.unpacked(row[2])
-            names = labels(connection, np.concatenate([end.ids for end in ends]))
+            words = scored(connection, (End.unpacked(row[1]), End.unpacked(row[2])))
             members = connection.execute(
                 "SELECT vector, cosine FROM members WHERE cluster = ? ORDER BY cosine DESC, vector",
                 (number,),
             ).fetchall()
-        return Cluster(
-            number,
-            row[0],
-            *_both_scored(ends, names),
-            tuple(Member(*self.file.neuron(vector), cosine) for vector, cosine in members),
-        )
+        near = tuple(Member(*self.file.neuron(vector), cosine) for vector, cosine in members)
+        return Cluster(number, row[0], *words, near)
 
     def _need_clusters(self) -> None:
         if reason := self.file.about.get("no_clusters"):
@@ -322,17 +267,11 @@ class ConceptIndex:
         return feed_forward(self.transformer, block).written(self.transformer).float()
 
 
-def _both_scored(
-    ends: tuple[End, End], names: dict[int, TokenLabel]
-) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
-    return scored(ends[0], names), scored(ends[1], names)
-
-
-def _cosines(values: Tensor, own: Tensor) -> Tensor:
-    """The cosine of each row to `own`; zero vectors have none and come last."""
-    own = own.to(values.device)
+def _cosines(values: Tensor, vector: Tensor) -> Tensor:
+    """The cosine of each row to a vector; zero vectors have none and come last."""
+    vector = vector.to(values.device)
     norms = values.norm(dim=1)
-    cosines = values @ own / (norms * own.norm())
+    cosines = values @ vector / (norms * vector.norm())
     return torch.where(norms > 0, cosines, -torch.inf).cpu()
 
 
@@ -340,8 +279,8 @@ def _named(ends: list[tuple[End, End]], words: Words) -> NDArray[np.float64]:
     """How strongly words name each cluster: by word 1 and more for a hit, 2 for its first token."""
     ids = np.full((len(ends), 2, NAMES), -1)
     for cluster, both in enumerate(ends):
-        for end, own in enumerate(both):
-            ids[cluster, end, : len(own.ids)] = own.ids
+        for end, tokens_of in enumerate(both):
+            ids[cluster, end, : len(tokens_of.ids)] = tokens_of.ids
     points = np.zeros(len(ends))
     for tokens in words.tokens.values():
         hits = np.isin(ids, tokens)

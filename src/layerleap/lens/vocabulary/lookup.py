@@ -6,8 +6,8 @@ each call, so that any number of threads may ask at once.
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layerleap.errors import BadSettings
-from layerleap.lens.vocabulary.neurons import Scored
+from layerleap.lens.vocabulary.ends import Scored
 from layerleap.lens.vocabulary.store import read_about, reading
 from layerleap.lens.vocabulary.tokens import TokenLabel
 
@@ -77,11 +77,9 @@ class IndexFile:
         """Tokens per end; a model may have fewer outputs than were asked for."""
         return min(self.about["settings"]["top"], self.about["tokens"])
 
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection for one call."""
-        with reading(self.path) as connection:
-            yield connection
+        return reading(self.path)
 
     def neuron(self, vector: int) -> tuple[int, int]:
         """Block and neuron of a vector."""
@@ -92,9 +90,8 @@ class IndexFile:
         """The number of a vector; a neuron that is not in the index is an error."""
         entry = next((one for one in self.blocks if one.block == block), None)
         if entry is None:
-            raise BadSettings(
-                f"block {block} does not exist; expected 1 to {self.blocks[-1].block}"
-            )
+            last = self.blocks[-1].block
+            raise BadSettings(f"block {block} does not exist; expected 1 to {last}")
         if not entry.n_neurons:
             raise BadSettings(f"block {block} is not in the index: {entry.reason}")
         if not 0 <= neuron < entry.n_neurons:
@@ -107,26 +104,30 @@ class IndexFile:
 
 def labels(connection: sqlite3.Connection, ids: Iterable[int]) -> dict[int, TokenLabel]:
     """How tokens are shown, by id."""
-    wanted = sorted(set(map(int, ids)))
-    known: dict[int, TokenLabel] = {}
-    for start in range(0, len(wanted), MOST_VARIABLES):
-        some = wanted[start : start + MOST_VARIABLES]
-        marks = ",".join("?" * len(some))
-        rows = connection.execute(
-            f"SELECT id, text, label, kind FROM tokens WHERE id IN ({marks})", some
-        )
-        known |= {row[0]: TokenLabel(*row) for row in rows}
-    return known
+    rows = rows_of(connection, "id, text, label, kind FROM tokens", sorted(set(map(int, ids))))
+    return {row[0]: TokenLabel(*row) for row in rows}
+
+
+def rows_of(connection: sqlite3.Connection, what: str, ids: Sequence[int]) -> Iterator[Any]:
+    """The columns of the rows with some ids, a few hundred ids at a time."""
+    for start in range(0, len(ids), MOST_VARIABLES):
+        part = ids[start : start + MOST_VARIABLES]
+        marks = ",".join("?" * len(part))
+        yield from connection.execute(f"SELECT {what} WHERE id IN ({marks})", part)
 
 
 def ends_of(connection: sqlite3.Connection, vector: int) -> tuple[End, End]:
     """The promoted and the suppressed end of a vector."""
-    found = connection.execute("SELECT promoted, suppressed FROM vectors WHERE id = ?", (vector,))
-    promoted, suppressed = found.fetchone()
-    return End.unpacked(promoted), End.unpacked(suppressed)
+    rows = connection.execute("SELECT promoted, suppressed FROM vectors WHERE id = ?", (vector,))
+    promoted, suppressed = map(End.unpacked, rows.fetchone())
+    return promoted, suppressed
 
 
-def scored(end: End, names: dict[int, TokenLabel]) -> tuple[Scored, ...]:
-    """An end as tokens with their scores."""
-    pairs = zip(end.ids.tolist(), end.scores.tolist(), strict=True)
-    return tuple(Scored(names[id_], score) for id_, score in pairs)
+def scored(
+    connection: sqlite3.Connection, ends: tuple[End, End]
+) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
+    """Both ends as tokens with their scores."""
+    names = labels(connection, np.concatenate([end.ids for end in ends]))
+    pairs = (zip(end.ids.tolist(), end.scores.tolist(), strict=True) for end in ends)
+    up, down = (tuple(Scored(names[id_], score) for id_, score in end) for end in pairs)
+    return up, down

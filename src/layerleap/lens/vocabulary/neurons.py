@@ -13,9 +13,9 @@ and those it suppresses most. A negative coefficient swaps the two.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.lens import Lens
 from layerleap.lens.top import top_k
-from layerleap.lens.vocabulary.ends import Ends, both_ends
+from layerleap.lens.vocabulary.ends import Scored, check_neuron, vector_ends
 from layerleap.lens.vocabulary.tokens import TokenLabel, output_label, token_label
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import Capture, check_block
@@ -32,10 +32,11 @@ from layerleap.models.hooks.recording import Recording
 from layerleap.models.inputs import padded
 from layerleap.models.prompts import OnePrompt, Prompts, numbered, several
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
+from layerleap.models.weights import FeedForward, feed_forward, feed_forwards
 from layerleap.results.base import WIDE, Result
 from layerleap.results.cells import Cell, Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
+from layerleap.results.plain import Plain, plain
 from layerleap.results.several import Several
 
 Where = Literal["before", "attention", "ffn"]
@@ -45,19 +46,7 @@ CLIMBED = {True: "\u25b2", False: "\u25bc"}
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A token and its score: a logit that a vector adds."""
-
-    token: TokenLabel
-    score: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Predicted:
+class Predicted(Plain):
     """One of the top tokens of a state."""
 
     token: TokenLabel
@@ -65,13 +54,9 @@ class Predicted:
     rank: int  # 0 is the top
     climbed: int | None  # ranks gained since the stage before; None at the first stage
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Plain):
     """What a lens reads at one point of a block.
 
     "before" is h[block - 1] and "ffn" is h[block], each read through the map of its layer. The
@@ -84,14 +69,12 @@ class Stage:
     top: tuple[Predicted, ...]
     watched: Predicted | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class SubUpdate:
+class SubUpdate(Plain):
     """What one neuron adds to the residual stream."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("name",)
 
     block: int
     neuron: int
@@ -107,14 +90,12 @@ class SubUpdate:
         """Its name in edits, such as L12.N34."""
         return f"L{self.block}.N{self.neuron}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"name": self.name, **asdict(self)}
-
 
 @dataclass(frozen=True)
-class BlockReading:
+class BlockReading(Plain):
     """One block at one position."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("shown_share", "rest_share")
 
     block: int
     style: str | None  # "sequential", "parallel", "post-norm"; None if the parts are not known
@@ -134,32 +115,23 @@ class BlockReading:
         """The share of all other neurons."""
         return 1.0 - self.shown_share - self.bias_share
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "block": self.block,
-            "style": self.style,
-            "total_norm": self.total_norm,
-            "stages": [stage.to_dict() for stage in self.stages],
-            "updates": [update.to_dict() for update in self.updates],
-            "shown_share": self.shown_share,
-            "bias_share": self.bias_share,
-            "rest_share": self.rest_share,
-            "missing": self.missing,
-        }
-
 
 @dataclass(frozen=True, repr=False)
 class DominantNeurons(Result):
     """The strongest sub-updates of every block at one position of a text."""
 
     KIND: ClassVar[str] = "neurons"
+    LEGEND: ClassVar[str] = (
+        "Neurons that add most to the residual stream at this position. Share: the part of the "
+        "FFN's output that a neuron explains. A negative coefficient promotes the tokens that the "
+        "vector suppresses."
+    )
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table(
             "blocks",
             "",
-            lambda found: [block.to_dict() for block in found.blocks],
-            lines=lambda found: map(_line, (u for block in found.blocks for u in block.updates)),
+            lambda result: plain(result.blocks),
+            lines=lambda result: map(_line, (u for b in result.blocks for u in b.updates)),
         ),
     )
 
@@ -174,23 +146,12 @@ class DominantNeurons(Result):
 
     def short(self) -> str:
         """What it is, in one line."""
-        token = self.tokens[self.position].label
-        return (
-            f"DominantNeurons(position {self.position} ({token}), {len(self.blocks)} blocks, lens "
-            f"{self.lens})"
-        )
+        place = f"position {self.position} ({self.tokens[self.position].label})"
+        return f"DominantNeurons({place}, {len(self.blocks)} blocks, lens {self.lens})"
 
     def headline(self) -> str:
         """The position and the lens."""
         return f"Position {self.position}, {self.tokens[self.position].label}; lens {self.lens}"
-
-    def legend(self) -> str:
-        """What the columns mean."""
-        return (
-            "Neurons that add most to the residual stream at this position. Share: the part of the "
-            "FFN's output that a neuron explains. A negative coefficient promotes the tokens that "
-            "the vector suppresses."
-        )
 
     def strongest(self, count: int = 12) -> list[SubUpdate]:
         """The strongest sub-updates of all blocks, strongest first."""
@@ -199,26 +160,22 @@ class DominantNeurons(Result):
 
     def facts(self) -> Row:
         """The text, and what is known of every block."""
-        return {
-            "tokens": [token.to_dict() for token in self.tokens],
-            "position": self.position,
-            "lens": self.lens,
-        }
+        return {"tokens": plain(self.tokens), "position": self.position, "lens": self.lens}
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """The strongest neurons; a page can also open every block, the last first."""
         wide = width is None or width >= WIDE
         first = grid_of(UPDATES, self.strongest(), wide=wide)
-        own = replace(first, caption="Strongest of all blocks", one_line=width is not None)
+        first = replace(first, caption="Strongest of all blocks", one_line=width is not None)
         blocks = reversed(self.blocks) if width is None else ()
-        return [own, *(grid for block in blocks for grid in _block(block))]
+        return [first, *(grid for block in blocks for grid in _block(block))]
 
 
 def _line(update: SubUpdate) -> Row:
     """What a data frame holds of one neuron."""
     row = update.to_dict()
-    kept = ("block", "neuron", "coefficient", "strength", "share", "promotes", "suppresses")
-    return {key: row[key] for key in kept}
+    keys = ("block", "neuron", "coefficient", "strength", "share", "promotes", "suppresses")
+    return {key: row[key] for key in keys}
 
 
 def _update(update: SubUpdate) -> Row:
@@ -267,6 +224,13 @@ def _predicted(one: Predicted) -> Cell:
     return Cell(f"{one.token.label} {one.prob:.0%}", climbed)
 
 
+class _Options(TypedDict, total=False):
+    top: int
+    blocks: Sequence[int] | None
+    watch: int | None
+    tokens: int
+
+
 class Neurons:
     """The neurons of a model's FFNs, and what they do on a text."""
 
@@ -303,26 +267,12 @@ class Neurons:
 
     @overload
     def dominant(
-        self,
-        text: OnePrompt,
-        position: int | None = None,
-        *,
-        top: int = 10,
-        blocks: Sequence[int] | None = None,
-        watch: int | None = None,
-        tokens: int = 10,
+        self, text: OnePrompt, position: int | None = None, **options: Unpack[_Options]
     ) -> DominantNeurons: ...
 
     @overload
     def dominant(
-        self,
-        text: Prompts,
-        position: int | None = None,
-        *,
-        top: int = 10,
-        blocks: Sequence[int] | None = None,
-        watch: int | None = None,
-        tokens: int = 10,
+        self, text: Prompts, position: int | None = None, **options: Unpack[_Options]
     ) -> Several[DominantNeurons]: ...
 
     @checked
@@ -349,16 +299,16 @@ class Neurons:
         """
         self.lens.check_model()
         prompts = several(self.transformer, text)
-        given = [text] if prompts is None else prompts
+        texts = [text] if prompts is None else prompts
         places = []
-        for number, prompt in enumerate(given, 1):
-            with numbered(number, len(given)):
+        for number, prompt in enumerate(texts, 1):
+            with numbered(number, len(texts)):
                 places.append(self._place(prompt, position))
-        found = Several(
+        results = Several(
             self.at(ids, place, top=top, blocks=blocks, watch=watch, tokens=tokens)
             for ids, place in places
         )
-        return found[0] if prompts is None else found
+        return results[0] if prompts is None else results
 
     def _place(self, prompt: Any, position: int | None) -> tuple[list[int], int]:
         """The token ids of a prompt, and the position to look at, counted from 0."""
@@ -396,13 +346,10 @@ class Neurons:
             layers={layer for block in chosen for layer in (block - 1, block)},
             sites=[(b, site) for b, place in places.items() for site in place.sites],
         )
-        readings = [
-            self._block(place, captured, top=top, watch=watch, tokens=tokens)
-            for place in places.values()
-        ]
+        readings = tuple(self._block(p, captured, top, watch, tokens) for p in places.values())
         labels = tuple(token_label(transformer, token) for token in ids)
         notes = tuple(self.lens.caveats())
-        return DominantNeurons(labels, position, self.lens.name, tuple(readings), notes)
+        return DominantNeurons(labels, position, self.lens.name, readings, notes)
 
     def recorded(
         self,
@@ -423,7 +370,7 @@ class Neurons:
         keep[0, position] = True
         captured = recording.inside(block, place.sites, keep, h)
         with torch.no_grad():
-            return self._block(place, captured, top=top, watch=watch, tokens=tokens)
+            return self._block(place, captured, top, watch, tokens)
 
     def _check(self, top: int, watch: int | None, tokens: int) -> None:
         if top < 0 or tokens < 1:
@@ -434,15 +381,15 @@ class Neurons:
             )
 
     def _block(
-        self, place: "_Places", captured: Capture, *, top: int, watch: int | None, tokens: int
+        self, place: "_Places", captured: Capture, top: int, watch: int | None, tokens: int
     ) -> BlockReading:
-        block = place.block
-        states: list[tuple[Where, int, Tensor]] = [
-            ("before", block - 1, captured.states[block - 1])
-        ]
-        if place.middle is not None:
-            states.append(("attention", block, captured.sites[block, place.middle]))
-        states.append(("ffn", block, captured.states[block]))
+        block, middle = place.block, place.middle
+        states: dict[Where, tuple[int, Tensor]] = {
+            "before": (block - 1, captured.states[block - 1])
+        }
+        if middle is not None:
+            states["attention"] = block, captured.sites[block, middle]
+        states["ffn"] = block, captured.states[block]
         stages = self._stages(states, tokens, watch)
         if place.ffn is None:
             return BlockReading(block, place.style, stages, missing=place.missing)
@@ -454,16 +401,15 @@ class Neurons:
             ends = vector_ends(self.transformer, vectors, ENDS)
         except ModelRefused as error:
             ends, missing["vectors"] = [((), ())] * len(updates), str(error)
-        found = tuple(
-            SubUpdate(block, *update, *both) for update, both in zip(updates, ends, strict=True)
-        )
-        return BlockReading(block, place.style, stages, found, total, bias, missing)
+        pairs = zip(updates, ends, strict=True)
+        listed = tuple(SubUpdate(block, *update, *both) for update, both in pairs)
+        return BlockReading(block, place.style, stages, listed, total, bias, missing)
 
     def _stages(
-        self, states: Sequence[tuple[Where, int, Tensor]], tokens: int, watch: int | None
+        self, states: dict[Where, tuple[int, Tensor]], tokens: int, watch: int | None
     ) -> tuple[Stage, ...]:
         stages, before = [], None
-        for where, layer, state in states:
+        for where, (layer, state) in states.items():
             logits = self.lens.logits(state, layer)[0].float()
             ids = top_k(logits[None], min(tokens, len(logits)))[1][0].tolist()
             top = tuple(self._predicted(logits, before, index) for index in ids)
@@ -499,18 +445,17 @@ class Neurons:
         strongest = strengths.topk(min(top, ffn.n_neurons)).indices
         parts = coefficients[strongest, None] * values[strongest]
         shift = torch.zeros_like(exact) if bias is None else bias
-        carried = ffn.into_stream(
-            transformer, output[None], torch.stack([*parts, shift, exact])[None]
-        )
+        rows = torch.stack([*parts, shift, exact])[None]
+        carried = ffn.into_stream(transformer, output[None], rows)[0]
         extra = ffn.into_stream_bias(transformer, output[None])
-        added = (carried[0, -1] + extra).double()
-        shares = (carried[0, :-1].double() @ added) / added.square().sum().clamp_min(1e-300)
+        added = (carried[-1] + extra).double()
+        size = added.square().sum().clamp_min(1e-300)
+        shares = (carried[:-1].double() @ added) / size
         updates = [
             (int(n), float(coefficients[n]), float(norms[n]), float(strengths[n]), float(share))
             for n, share in zip(strongest, shares, strict=False)
         ]
-        bias_share = shares[-1] + (extra.double() @ added) / added.square().sum().clamp_min(1e-300)
-        return updates, float(added.norm()), float(bias_share)
+        return updates, float(added.norm()), float(shares[-1] + (extra.double() @ added) / size)
 
 
 @checked
@@ -573,33 +518,6 @@ class _Places:
         return sites if self.ffn is None else [*sites, self.ffn.site]
 
 
-def check_neuron(ffn: FeedForward, neuron: int) -> None:
-    """Refuse a neuron that the block does not have."""
-    if not 0 <= neuron < ffn.n_neurons:
-        raise BadSettings(
-            f"neuron {neuron} does not exist: block {ffn.block} has neurons 0 to "
-            f"{ffn.n_neurons - 1}"
-        )
-
-
-def vector_ends(
-    transformer: Transformer, vectors: Tensor, top: int, matrix: Tensor | None = None
-) -> list[tuple[tuple[Scored, ...], tuple[Scored, ...]]]:
-    """For each vector, the tokens it promotes most and those it suppresses most.
-
-    Read through the output matrix, or any other of (d_vocab, d_model).
-    """
-    matrix = unembedding(transformer) if matrix is None else matrix
-    high, low = both_ends(vectors.float(), matrix, top)
-
-    def scored(end: Ends, row: int) -> tuple[Scored, ...]:
-        pairs = zip(end.ids[row].tolist(), end.scores[row].tolist(), strict=True)
-        return tuple(Scored(output_label(transformer, index), score) for index, score in pairs)
-
-    return [(scored(high, row), scored(low, row)) for row in range(len(vectors))]
-
-
 def _rank(logits: Tensor, index: int) -> int:
     """How many outputs come before this one; ties are ordered by id."""
-    ties = (logits[:index] == logits[index]).sum()
-    return int((logits > logits[index]).sum() + ties)
+    return int((logits > logits[index]).sum() + (logits[:index] == logits[index]).sum())

@@ -8,7 +8,7 @@ sinks), and the range would say nothing about all other positions.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward
 from layerleap.progress import Progress, silent
+from layerleap.results.plain import Plain
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Batch, Sampling
 from layerleap.stream.source import resolve_text
@@ -30,7 +31,7 @@ AT_ONCE = 256  # tokens between two calls of `progress`: a server answers others
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Plain):
     """The values of one coefficient on a reference text."""
 
     low: float
@@ -47,10 +48,6 @@ class Range:
         width = self.high - self.low
         times = f", by {away / width:,.1f} times its width" if width else ""
         return f"{value:g} is outside its natural range, {self.low:.3g} to {self.high:.3g}{times}"
-
-    def to_dict(self) -> dict[str, float]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 class BlockRanges:
@@ -97,12 +94,7 @@ def natural_ranges(
 ) -> dict[int, BlockRanges]:
     """The ranges of each block's neurons on the first `n_texts` sentences of a text.
 
-    Args:
-        transformer: the model, without the edits in force.
-        ffns: its neurons; every block of them is measured.
-        text: anything `batches_of` reads.
-        n_texts: how many sentences.
-        progress: called after each batch.
+    They are those of the model without the edits in force.
     """
     ranges = {ffn.block: BlockRanges(ffn.n_neurons) for ffn in ffns}
     blocks: dict[nn.Module, list[int]] = {}  # a shared block (ALBERT) has the same module in many

@@ -21,39 +21,36 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal
+from itertools import chain
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from layerleap.errors import BadSettings, check_choice
-from layerleap.lens.vocabulary.lookup import MOST_VARIABLES, IndexFile, ends_of, labels
-from layerleap.lens.vocabulary.settings import SearchSide, Space, split_query
+from layerleap.lens.vocabulary.index_settings import SearchSide, Space, split_query
+from layerleap.lens.vocabulary.lookup import IndexFile, ends_of, labels, rows_of
 from layerleap.lens.vocabulary.store import PROMOTED, SUPPRESSED
 from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
+from layerleap.results.plain import Plain, plain
 
-SIDES: dict[str, tuple[int, ...]] = {
-    "both": (PROMOTED, SUPPRESSED),
-    "promoted": (PROMOTED,),
-    "suppressed": (SUPPRESSED,),
-}
-SIDE_NAMES: dict[int, Literal["promoted", "suppressed"]] = {
-    PROMOTED: "promoted",
-    SUPPRESSED: "suppressed",
-}
+SIDES = {"both": (PROMOTED, SUPPRESSED), "promoted": (PROMOTED,), "suppressed": (SUPPRESSED,)}
+SIDE_NAMES: tuple[Literal["promoted"], Literal["suppressed"]] = ("promoted", "suppressed")
 ENDS = {"promoted": "promotes", "suppressed": "suppresses"}  # the field of a match
 TIES = 2**24  # above any sum of places, so that it only decides between equal scores
 SHORTEST_PIECE = 3  # letters of the beginning that stands for a word without a token
-KEPT = ("block", "neuron", "score", "side", "matched", "promotes", "suppresses")
+KEYS = ("block", "neuron", "score", "side", "matched", "promotes", "suppresses")  # of a data frame
 SHOWN = 10  # tokens per end in a result
 
 
 @dataclass(frozen=True)
-class Match:
+class Match(Plain):
     """A value vector that has some of the words."""
+
+    SHOWN: ClassVar[tuple[str, ...]] = ("name",)
 
     block: int
     neuron: int
@@ -75,29 +72,21 @@ class Match:
         first = getattr(self, ENDS[self.side])
         return (*first, *(token for token in self.matched if token not in first))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        ends = {key: getattr(self, key) for key in ("matched", "promotes", "suppresses")}
-        return {
-            "name": self.name,
-            "block": self.block,
-            "neuron": self.neuron,
-            "score": self.score,
-            "side": self.side,
-            "partial": self.partial,
-            **{key: [token.to_dict() for token in tokens] for key, tokens in ends.items()},
-        }
-
 
 class Matches(Result, list[Match]):
     """The vectors that match a query, best first, and what became of its words."""
 
     KIND: ClassVar[str] = "concepts"
+    FACTS: ClassVar[tuple[str, ...]] = ("query", "missing", "pieces", "meant")
+    LEGEND: ClassVar[str] = (
+        "score: 1.00 has every word first; bold: tokens that match; a positive coefficient "
+        "promotes and suppresses these tokens, a negative one the other way round"
+    )
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table(
             "results",
             "",
-            lambda matches: [match.to_dict() for match in matches],
+            plain,
             (
                 Column("name", "neuron"),
                 Column("score", form="{:.2f}", note="partial"),
@@ -106,19 +95,19 @@ class Matches(Result, list[Match]):
                 Column("suppresses", strong="matched"),
             ),
             lines=lambda matches: map(_line, matches),
-            keys=KEPT,
+            keys=KEYS,
         ),
     )
 
     def __init__(
         self,
         query: str,
-        found: Iterable[Match],
+        matches: Iterable[Match],
         missing: list[str],
         pieces: dict[str, str],
         meant: dict[str, list[str]] | None = None,
     ) -> None:
-        super().__init__(found)
+        super().__init__(matches)
         self.meant = meant or {}  # by word that is not a token, tokens that resemble it
         self.query = query
         self.missing = missing  # words without a token
@@ -132,31 +121,17 @@ class Matches(Result, list[Match]):
             f"partial matches, ranked last{self._meant(word)}."
             for word, piece in self.pieces.items()
         ]
-        return notes + [
-            f"no token of this model begins a word with {word!r}{self._meant(word)}."
-            for word in self.missing
-        ]
+        nothing = "no token of this model begins a word with"
+        return notes + [f"{nothing} {word!r}{self._meant(word)}." for word in self.missing]
 
     def _meant(self, word: str) -> str:
         tokens = " or ".join(map(repr, self.meant.get(word, ())))
         return f"; did you mean {tokens}?" if tokens else ""
 
-    def facts(self) -> Row:
-        """The query, and what became of its words."""
-        kept = ("query", "missing", "pieces", "meant")
-        return {key: getattr(self, key) for key in kept}
-
     def headline(self) -> str:
         """What was searched for."""
         none = "" if self else ": no neuron has these words among its tokens"
         return f"neurons for {self.query!r}{none}"
-
-    def legend(self) -> str:
-        """What a score means."""
-        return (
-            "score: 1.00 has every word first; bold: tokens that match; a positive coefficient "
-            "promotes and suppresses these tokens, a negative one the other way round"
-        )
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """The end that has the words shows every token that matches."""
@@ -177,7 +152,7 @@ class Matches(Result, list[Match]):
 def _line(match: Match) -> Row:
     """What a data frame holds of one vector."""
     row = match.to_dict()
-    return {key: row[key] for key in KEPT}
+    return {key: row[key] for key in KEYS}
 
 
 @dataclass
@@ -194,13 +169,8 @@ def search(
 ) -> Matches:
     """The vectors that match a query best; see the module for the order.
 
-    Args:
-        index: the file to search.
-        query: words separated by white space or commas.
-        top: how many vectors.
-        side: search what vectors promote, what they suppress, or both; a vector that matches at
-            both ends is listed once, with the better one.
-        space: "with" matches only tokens with a leading space, "without" only those without.
+    A vector that matches at both ends is listed once, with the better one. For the arguments see
+    `layerleap.search`.
     """
     check_choice(side, SearchSide, "side")
     if top < 1:
@@ -209,26 +179,26 @@ def search(
         words = find_tokens(connection, query, space)
         ranked = _ranked(connection, index, words, SIDES[side], top)
         matched = {token for tokens in words.tokens.values() for token in tokens}
-        found = _matches(connection, index, ranked, matched)
-        strange = [*words.pieces, *words.missing]
-        meant = {word: near for word in strange if (near := _resembling(connection, word))}
-    return Matches(query, found, words.missing, words.pieces, meant)
+        matches = _matches(connection, index, ranked, matched)
+        unknown = [*words.pieces, *words.missing]
+        meant = {word: near for word in unknown if (near := _resembling(connection, word))}
+    return Matches(query, matches, words.missing, words.pieces, meant)
 
 
 def find_tokens(connection: sqlite3.Connection, query: str, space: Space = "any") -> Words:
     """The tokens that match each word of a query."""
     check_choice(space, Space, "space")
-    found = Words()
+    words = Words()
     for word in split_query(query):
         for piece in [word, *_beginnings(word)]:
             if tokens := _tokens(connection, piece, space):
-                found.tokens[word] = tokens
+                words.tokens[word] = tokens
                 if piece != word:
-                    found.pieces[word] = piece
+                    words.pieces[word] = piece
                 break
         else:
-            found.missing.append(word)
-    return found
+            words.missing.append(word)
+    return words
 
 
 def _resembling(connection: sqlite3.Connection, word: str) -> list[str]:
@@ -277,11 +247,7 @@ def _tokens(connection: sqlite3.Connection, word: str, space: Space) -> list[int
 
 
 def _ranked(
-    connection: sqlite3.Connection,
-    index: IndexFile,
-    words: Words,
-    ends: tuple[int, ...],
-    top: int,
+    connection: sqlite3.Connection, index: IndexFile, words: Words, ends: tuple[int, ...], top: int
 ) -> list[tuple[int, int, float, bool]]:
     """(vector, end, score, whether it has only beginnings of words) of the best ones."""
     if not words.tokens:
@@ -293,14 +259,11 @@ def _ranked(
     vectors = np.flatnonzero(points)
     full, whole = 2 * index.top * n * n, n * (index.top + 1)
     places = points // TIES
+    best = vectors[np.argsort(-points[vectors], kind="stable")][:top].tolist()
+    scores = (int(places[vector]) for vector in best)
     return [
-        (
-            int(vector),
-            ends[better[vector]],
-            round(int(places[vector]) / full, 6),
-            bool(places[vector] < whole),
-        )
-        for vector in vectors[np.argsort(-points[vectors], kind="stable")][:top]
+        (vector, ends[better[vector]], round(score / full, 6), score < whole)
+        for vector, score in zip(best, scores, strict=True)
     ]
 
 
@@ -314,7 +277,10 @@ def _points(
     points = np.zeros(index.n_vectors, np.int64)
     n = len(words.tokens)
     for word, tokens in words.tokens.items():
-        vectors, ranks = _postings(connection, [2 * token + end for token in tokens])
+        ids = [2 * token + end for token in tokens]
+        postings = list(rows_of(connection, "vectors, ranks FROM postings", ids))
+        vectors = np.frombuffer(b"".join(row[0] for row in postings), "<i4")
+        ranks = np.frombuffer(b"".join(row[1] for row in postings), np.uint8)
         places = index.top - ranks.astype(np.int64)
         best = np.zeros_like(points)
         np.maximum.at(best, vectors, places)
@@ -324,43 +290,19 @@ def _points(
     return points
 
 
-def _postings(
-    connection: sqlite3.Connection, wanted: list[int]
-) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The vectors that have some tokens at one end, and the tokens' ranks, one after another."""
-    rows: list[tuple[bytes, bytes]] = []
-    for start in range(0, len(wanted), MOST_VARIABLES):
-        some = wanted[start : start + MOST_VARIABLES]
-        marks = ",".join("?" * len(some))
-        rows += connection.execute(
-            f"SELECT vectors, ranks FROM postings WHERE id IN ({marks})", some
-        )
-    vectors, ranks = (
-        (b"".join(column) for column in zip(*rows, strict=True)) if rows else (b"", b"")
-    )
-    return np.frombuffer(vectors, "<i4"), np.frombuffer(ranks, np.uint8)
-
-
 def _matches(
     connection: sqlite3.Connection,
     index: IndexFile,
     ranked: list[tuple[int, int, float, bool]],
     matched: set[int],
 ) -> list[Match]:
-    ends = [ends_of(connection, vector) for vector, *_ in ranked]
-    hits = [
-        [id_ for id_ in both[end].ids.tolist() if id_ in matched]
-        for both, (_, end, *_) in zip(ends, ranked, strict=True)
-    ]
-    shown = [[side.ids[:SHOWN].tolist() for side in both] for both in ends]
-    names = labels(
-        connection, (i for some in (*hits, *(s for both in shown for s in both)) for i in some)
-    )
-    named = [
-        [tuple(names[id_] for id_ in ids) for ids in (hit, *lists)]
-        for hit, lists in zip(hits, shown, strict=True)
-    ]
-    return [
-        Match(*index.neuron(vector), score, SIDE_NAMES[end], matched_by, up, down, partial)
-        for (vector, end, score, partial), (matched_by, up, down) in zip(ranked, named, strict=True)
-    ]
+    matches = []
+    for vector, end, score, partial in ranked:
+        ends = [side.ids.tolist() for side in ends_of(connection, vector)]
+        hits = [id_ for id_ in ends[end] if id_ in matched]
+        lists = (hits, ends[PROMOTED][:SHOWN], ends[SUPPRESSED][:SHOWN])
+        names = labels(connection, chain(*lists))
+        hit, up, down = (tuple(names[id_] for id_ in ids) for ids in lists)
+        place = index.neuron(vector)
+        matches.append(Match(*place, score, SIDE_NAMES[end], hit, up, down, partial))
+    return matches

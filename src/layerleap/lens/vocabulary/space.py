@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import ModelRefused
-from layerleap.lens.vocabulary.settings import Inverse, Norms
+from layerleap.lens.vocabulary.index_settings import Inverse, Norms
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, embedding, known_tokens, unembedding
 

@@ -81,9 +81,9 @@ class Building:
     def _open(self) -> None:
         try:
             begun = self._begin()
-        except sqlite3.OperationalError:  # locked, no space, no permission
-            raise
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # locked, no space, no permission
+                raise
             begun = False  # damaged, so it holds nothing worth keeping
         if not begun:
             self.path.unlink(missing_ok=True)
@@ -119,8 +119,8 @@ class Building:
 
     def is_done(self, step: str) -> bool:
         """True if an earlier run finished this step."""
-        found = self.connection.execute("SELECT 1 FROM steps WHERE name = ?", (step,))
-        return found.fetchone() is not None
+        rows = self.connection.execute("SELECT 1 FROM steps WHERE name = ?", (step,))
+        return rows.fetchone() is not None
 
     @contextmanager
     def step(self, name: str) -> Iterator[sqlite3.Connection]:

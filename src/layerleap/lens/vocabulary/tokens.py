@@ -6,11 +6,12 @@ which no two different texts look alike because of something invisible.
 
 import re
 import unicodedata
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from layerleap.models.transformer import Transformer
+from layerleap.results.plain import Plain
 
 Kind = Literal["text", "space", "bytes", "special", "class"]
 
@@ -20,17 +21,13 @@ REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are no whole charac
 
 
 @dataclass(frozen=True)
-class TokenLabel:
+class TokenLabel(Plain):
     """One token as people should see it."""
 
     id: int
     text: str  # what the token adds to a text; "" for a part of a character
     label: str
     kind: Kind
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 _LABELS: "WeakKeyDictionary[Transformer, _Labels]" = WeakKeyDictionary()
@@ -95,9 +92,9 @@ class _Labels(dict[int, TokenLabel]):
             return TokenLabel(index, text, visible(text) or f"<{index}>", "special")
         text = self._text(index)
         if REPLACEMENT in text:
-            given = _bytes(self.tokenizer, index)
-            if given is not None and given != REPLACEMENT.encode():
-                return TokenLabel(index, "", f"<{given.hex(' ').upper()}>", "bytes")
+            data = _bytes(self.tokenizer, index)
+            if data is not None and data != REPLACEMENT.encode():
+                return TokenLabel(index, "", f"<{data.hex(' ').upper()}>", "bytes")
         if not text:  # a token that decodes to nothing, such as an unused one
             return TokenLabel(index, "", f"<{index}>", "special")
         return TokenLabel(index, text, visible(text), "text" if text.strip() else "space")
@@ -122,13 +119,7 @@ def _bytes(tokenizer: Any, index: int) -> bytes | None:
         return None
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable characters that byte-level tokenizers write bytes as (GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
-    }
-
-
-_BYTES = _byte_alphabet()
+# The printable characters that byte-level tokenizers write bytes as (GPT-2).
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTES = dict(zip(map(chr, (*_PRINTABLE, *range(256, 512))), _PRINTABLE + _OTHERS, strict=False))

@@ -24,10 +24,10 @@ from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.vocabulary.addresses import Address, parse_address
 from layerleap.lens.vocabulary.copying import HeadTable, head_table
-from layerleap.lens.vocabulary.neurons import Scored, vector_ends
-from layerleap.lens.vocabulary.pairs import Pairs, head_pairs
-from layerleap.lens.vocabulary.settings import Form, Inverse, Largest, Norms
+from layerleap.lens.vocabulary.ends import Scored, vector_ends
+from layerleap.lens.vocabulary.index_settings import Form, Inverse, Largest, Norms
 from layerleap.lens.vocabulary.space import Space
+from layerleap.lens.vocabulary.token_pairs import Pairs, head_pairs
 from layerleap.models.facts import check_number
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
@@ -126,11 +126,8 @@ class ParameterReading(Result):
         if width is not None:
             rows = [row for one in self.vectors for row in _ends(one)]
             return [Grid(("vector", "norm", "", "tokens"), rows)]
-        heads = [
-            f"{one.kind}, {one.role}, norm {one.norm:.3g}: {word}"
-            for one in self
-            for word in one.words
-        ]
+        names = ((f"{one.kind}, {one.role}, norm {one.norm:.3g}", one.words) for one in self)
+        heads = [f"{name}: {word}" for name, words in names for word in words]
         columns = [end for one in self for end in (one.promotes, one.suppresses)]
         cells = zip_longest(*([_scored(s) for s in end] for end in columns), fillvalue=Cell(""))
         return [Grid(heads, [list(row) for row in cells])]
@@ -200,13 +197,12 @@ class Weights:
             )
         missing: dict[str, str] = {}
         if address.neuron is not None:
-            own = self._neuron(address, missing)
+            rows = self._neuron(address, missing)
         else:
-            own = {f"attn.{str(address.part).lower()}": self._column(address)}
-        found = tuple(self.reading(kind, vector, top) for kind, vector in own.items())
-        return ParameterReading(
-            str(address), found, self.space.about(), self.space.words(), missing
-        )
+            rows = {f"attn.{str(address.part).lower()}": self._column(address)}
+        readings = tuple(self.reading(kind, vector, top) for kind, vector in rows.items())
+        about, words = self.space.about(), self.space.words()
+        return ParameterReading(str(address), readings, about, words, missing)
 
     @checked
     def pairs(
@@ -311,34 +307,34 @@ class Weights:
         block, neuron, transformer = address.block, address.neuron, self.transformer
         assert neuron is not None
         known = [kind for kind in kinds(transformer, block) if kind.startswith("ffn.")]
-        wanted = known or ["ffn.value"]  # which then says why it is not known
-        own = {kind: vectors(transformer, block, kind, fold=self.space.folds) for kind in wanted}
-        n = len(next(iter(own.values())))
+        fold = self.space.folds
+        matrices = {  # that of values says why, if none is known
+            kind: vectors(transformer, block, kind, fold=fold) for kind in known or ["ffn.value"]
+        }
+        n = len(next(iter(matrices.values())))
         check_number("neuron", neuron, 0, n - 1, f"block {block}")
         if not set(KEYS) & set(known):
             try:
                 vectors(transformer, block, "ffn.key")
             except ModelRefused as error:
                 missing["key"] = str(error)
-        return {kind: rows[neuron : neuron + 1] for kind, rows in own.items()}
+        return {kind: rows[neuron : neuron + 1] for kind, rows in matrices.items()}
 
     def _column(self, address: Address) -> Tensor:
         """A column of W_Q, W_K or W_V, or a row of W_O: (1, d_model)."""
-        own, transformer = heads_of(self.transformer, address.block), self.transformer
+        heads, transformer = heads_of(self.transformer, address.block), self.transformer
         head, part, column = address.head, address.part, address.column
         assert head is not None
         assert column is not None
-        check_number("head", head, 0, own.n_heads - 1, f"block {address.block}")
-        if part in ("Q", "K") and own.qk_reason is not None:
-            raise ModelRefused(own.qk_reason)
-        width = own.d_head if part in ("Q", "K") else own.d_value
+        check_number("head", head, 0, heads.n_heads - 1, f"block {address.block}")
+        if part in ("Q", "K") and heads.qk_reason is not None:
+            raise ModelRefused(heads.qk_reason)
+        width = heads.d_head if part in ("Q", "K") else heads.d_value
         where = f"W_{part} of L{address.block}.H{head}"
         check_number("row" if part == "O" else "column", column, 0, width - 1, where)
-        fold = self.space.folds
-        if part == "O":
-            return own.output(transformer, head, fold=fold)[column][None]
-        matrix = {"Q": own.query, "K": own.key, "V": own.value}[str(part)]
-        return matrix(transformer, head, fold=fold)[:, column][None]
+        parts = {"Q": heads.query, "K": heads.key, "V": heads.value, "O": heads.output}
+        matrix = parts[str(part)](transformer, head, fold=self.space.folds)
+        return (matrix if part == "O" else matrix.T)[column][None]
 
     @torch.no_grad()
     def reading(self, kind: str, vector: Tensor, top: int = 20) -> VectorReading:
@@ -346,8 +342,8 @@ class Weights:
         reads = kind not in ("ffn.value", "attn.o")
         space = self.space
         matrix = space.source if reads else space.target
-        asked = space.for_reading(vector) if reads else vector
-        high, low = vector_ends(self.transformer, asked, top, matrix)[0]
+        rows = space.for_reading(vector) if reads else vector
+        high, low = vector_ends(self.transformer, rows, top, matrix)[0]
         norm = float(vector.float().norm())
         return VectorReading(kind, "reads" if reads else "writes", norm, high, low)
 

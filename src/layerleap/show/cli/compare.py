@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import layerleap
-from layerleap.lens.vocabulary.settings import Inverse
+from layerleap.lens.vocabulary.index_settings import Inverse
 from layerleap.models.facts import KINDS
 from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell, write_html

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import layerleap
-from layerleap.lens.vocabulary.settings import IndexSettings, SearchSide, Space, index_folder
+from layerleap.lens.vocabulary.index_settings import IndexSettings, SearchSide, Space, index_folder
 from layerleap.lens.vocabulary.store import check_none_building
 from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, show, tell

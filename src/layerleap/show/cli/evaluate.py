@@ -69,8 +69,8 @@ def evaluate(
     """
     with clean_errors(), TerminalProgress() as progress:
         tell(f"reads {texts:,} texts of {text or 'the default text'} with {model}, at every layer")
-        from layerleap.lens.evaluate import evaluate, sampling_of
-        from layerleap.maps.fit import find_bank
+        from layerleap.lens.evaluate import evaluate
+        from layerleap.maps.fit import find_bank, sampling_of
 
         transformer = loading.load(model)
         banks: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import layerleap
-from layerleap.maps.settings import read_ridge
+from layerleap.maps.map_settings import read_ridge
 from layerleap.show.cli import options, preflight
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.stream.sampling import read_shard

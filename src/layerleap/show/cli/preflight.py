@@ -160,7 +160,7 @@ def index_target(file: Path, arguments: Arguments) -> None:
 @Check
 def query(words: str, arguments: Arguments) -> None:
     """There are words, and not too many."""
-    from layerleap.lens.vocabulary.settings import split_query
+    from layerleap.lens.vocabulary.index_settings import split_query
 
     split_query(words)
 
@@ -217,7 +217,7 @@ def shard(text: str, arguments: Arguments) -> None:
 @Check
 def solving(value: Any, arguments: Arguments) -> None:
     """Ridge and rank are possible for a model of this width."""
-    from layerleap.maps.settings import check_solving, read_ridge
+    from layerleap.maps.map_settings import check_solving, read_ridge
 
     ridge, rank = arguments.values.get("ridge"), arguments.values.get("rank")
     check_solving(None if ridge is None else read_ridge(ridge), rank, arguments.model.d_model)

@@ -6,7 +6,7 @@ from typer import Argument, Option
 
 import layerleap
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.lens.vocabulary.settings import Inverse, Largest, Norms
+from layerleap.lens.vocabulary.index_settings import Inverse, Largest, Norms
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model, Text
 from layerleap.show.cli.terminal import (

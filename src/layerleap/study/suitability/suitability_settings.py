@@ -6,7 +6,7 @@ from pathlib import Path
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library, need
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.settings import check_solving
+from layerleap.maps.map_settings import check_solving
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import DENSEST_MASKS, longest_input, require_text
 from layerleap.study.engine import option

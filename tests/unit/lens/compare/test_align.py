@@ -53,7 +53,7 @@ def test_similarities_are_means_and_best_matches_of_explicit_correlations():
 
 def test_pieces_and_groups_of_blocks_give_the_same(monkeypatch):
     monkeypatch.setattr(module, "PIECE_BYTES", 500)
-    monkeypatch.setattr(module, "KEPT_BYTES", 1)
+    monkeypatch.setattr(module, "READY_BYTES", 1)
     parts = align(model(), model(seed=1), progress=False)
     for one, other in zip(parts.matchings, pair().matchings, strict=True):
         torch.testing.assert_close(torch.tensor(one.similarity), torch.tensor(other.similarity))

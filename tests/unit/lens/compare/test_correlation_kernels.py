@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from layerleap.lens.compare import kernels
-from layerleap.lens.compare.kernels import Raw, Vocabulary
+from layerleap.lens.compare import similarity
+from layerleap.lens.compare.similarity import Raw, Vocabulary
 
 
 def case(tokens: int = 90, d_a: int = 12, d_b: int = 7, seed: int = 0):
@@ -46,7 +46,7 @@ def test_only_the_chosen_tokens_count():
 def test_small_pieces_give_the_same(monkeypatch):
     e_a, e_b, x, y = case()
     whole = correlations(Vocabulary.of(e_a, e_b), x, y)
-    monkeypatch.setattr(kernels, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(similarity, "PIECE_BYTES", 1000)
     torch.testing.assert_close(correlations(Vocabulary.of(e_a, e_b), x, y), whole)
 
 

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from layerleap.lens.compare.matching import Matching, chance_of_hits, match_layers
+from layerleap.lens.compare.alignment import Matching, chance_of_hits, match_layers
 
 
 def matching(rows: list[list[float]], a: list[int] | None = None, b: list[int] | None = None):

@@ -26,7 +26,7 @@ from layerleap.errors import (
 from layerleap.lens.vocabulary import build
 from layerleap.lens.vocabulary.build import index as build_index, search as search_index
 from layerleap.lens.vocabulary.index import ConceptIndex
-from layerleap.lens.vocabulary.settings import IndexSettings, default_path
+from layerleap.lens.vocabulary.index_settings import IndexSettings, default_path
 from layerleap.models.weights import feed_forward
 from tiny_models import sentences, tiny
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 import layerleap as ll
 from families import build
 from layerleap.errors import BadSettings
-from layerleap.lens.vocabulary.copying import Relation, own_ranks, share, word_pairs
+from layerleap.lens.top import ranks_of
+from layerleap.lens.vocabulary.copying import Relation, share, word_pairs
 from layerleap.models.transformer import Transformer
 
 D = 48
@@ -101,7 +102,7 @@ def test_ranks_are_those_of_sorting_and_ties_are_ordered_by_id(k, width):
     generator = torch.Generator().manual_seed(k)
     scores = torch.randint(0, 9, (50, width), generator=generator).float()
     places = torch.randint(0, width, (50,), generator=generator)
-    high, low = own_ranks(scores, places, k)
+    high, low = ranks_of(scores, places, k)
     for row, place in enumerate(places.tolist()):
         down = scores[row].sort(descending=True, stable=True).indices.tolist().index(place)
         up = scores[row].sort(stable=True).indices.tolist().index(place)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from layerleap.lens.vocabulary import pairs
-from layerleap.lens.vocabulary.pairs import strongest
+from layerleap.lens.vocabulary import token_pairs
+from layerleap.lens.vocabulary.token_pairs import strongest
 
 KEYS = {"value": lambda x: x, "negative": torch.neg, "magnitude": torch.abs}
 
@@ -23,14 +23,14 @@ def by_sorting(rows: Tensor, columns: Tensor, top: int, largest: str, identical:
     return [entry[1:] for entry in sorted(entries)[:top]]
 
 
-def listed(best: pairs.Best) -> list:
+def listed(best: token_pairs.Best) -> list:
     return list(zip(*(part.tolist() for part in best), strict=True))
 
 
 @pytest.fixture(params=[(1024, 4096), (7, 5), (1, 1), (100, 3)])
 def blocks(request, monkeypatch) -> None:
     for name, size in zip(("BLOCK_ROWS", "BLOCK_COLUMNS"), request.param, strict=True):
-        monkeypatch.setattr(pairs, name, size)
+        monkeypatch.setattr(token_pairs, name, size)
 
 
 @pytest.mark.usefixtures("blocks")

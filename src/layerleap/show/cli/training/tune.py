@@ -66,7 +66,7 @@ def tune_command(
     Example: layerleap fit smollm2 -o bank; layerleap tune smollm2 --bank bank -o tuned
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap.maps.settings import Tuning
+        from layerleap.maps.map_settings import Tuning
 
         tuning = Tuning(**vars(training), seed=cutting.seed)
         sampling = cutting.sampling()

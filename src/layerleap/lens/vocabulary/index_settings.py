@@ -46,8 +46,8 @@ class IndexSettings:
 
     def to_dict(self, transformer: "Transformer") -> dict[str, Any]:
         """With the weights and the method: all that decides what the file holds."""
-        own = {"method": METHOD, "fingerprint": transformer.identity.fingerprint}
-        return {**own, **asdict(self)}
+        fingerprint = transformer.identity.fingerprint
+        return {"method": METHOD, "fingerprint": fingerprint, **asdict(self)}
 
 
 def default_path(transformer: "Transformer", settings: IndexSettings) -> Path:
@@ -99,10 +99,8 @@ def split_query(query: str) -> list[str]:
     """The words of a query, each once."""
     query = query.encode("utf8", "replace").decode("utf8")  # lone surrogates cannot be stored
     parts = [part for part in re.split(r"[\s,;]+", query) if part] or query.split()
-    once: dict[str, str] = {}
-    for part in parts:
-        once.setdefault(part.casefold(), part)
-    words = list(once.values())
+    first = {part.casefold(): part for part in reversed(parts)}  # the first spelling of each
+    words = [first[key] for key in dict.fromkeys(map(str.casefold, parts))]
     if not words:
         raise BadSettings("the query is empty; expected one or more words, such as 'guitar music'")
     if len(words) > MOST_WORDS or max(map(len, words)) > LONGEST_WORD:

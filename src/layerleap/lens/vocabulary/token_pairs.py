@@ -14,7 +14,7 @@ Scores are those of centred embeddings by default. Most embeddings share one hug
 without centring the list shows this direction rather than what sets tokens apart.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.vocabulary.addresses import Address
-from layerleap.lens.vocabulary.settings import Form, Largest
+from layerleap.lens.vocabulary.index_settings import Form, Largest
 from layerleap.lens.vocabulary.space import Space
 from layerleap.lens.vocabulary.tokens import TokenLabel, token_label
 from layerleap.models.facts import check_number
@@ -38,6 +38,7 @@ from layerleap.results.columns import Column, Row, Table
 ROLES = {"vo": ("source token", "written token"), "qk": ("query token", "key token")}
 BLOCK_ROWS, BLOCK_COLUMNS = 512, 1024  # 2 MB of float32, which stays in the cache
 GRID = 12  # rows and columns of the grid
+NORMED = "queries or keys pass a norm, so that scores lack a positive factor per token"
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Pairs(Result):
         Table(
             "pairs",
             "",
-            lambda found: map(asdict, found.pairs),
+            lambda result: map(asdict, result.pairs),
             tuple(map(Column, ("first", "second", "score", "first_id", "second_id"))),
-            lines=lambda found: map(_line, found.pairs),
+            lines=lambda result: map(_line, result.pairs),
         ),
     )
 
@@ -124,13 +125,9 @@ class Pairs(Result):
 
     def facts(self) -> Row:
         """The head, and how the scores were made."""
-        kept = ("head", "form", "offset", "n_tokens", "restricted", "centred", "identical")
-        return {
-            **{key: getattr(self, key) for key in (*kept, "largest")},
-            "roles": list(self.roles),
-            **self.about,
-            "note": self.note,
-        }
+        keys = ("head", "form", "offset", "n_tokens", "restricted", "centred", "identical")
+        values = {key: getattr(self, key) for key in (*keys, "largest")}
+        return {**values, "roles": list(self.roles), **self.about, "note": self.note}
 
     def grids(self, width: int | None = None) -> list[cells.Grid]:
         """The pairs, to be read down two columns; on a page below the scores of their tokens."""
@@ -199,17 +196,22 @@ def head_pairs(
     chosen = chosen_tokens(space, tokens)
     rows, columns, shown = factors(space, address, form, offset, chosen, centred)
     best = strongest(rows, columns, top, largest=largest, identical=identical, progress=progress)
-    ids = _Ids(space, chosen)
+    ids = range(len(rows)) if chosen is None else chosen.tolist()
+
+    def label(place: int) -> TokenLabel:
+        return token_label(space.transformer, ids[place])
+
     pairs = tuple(
-        TokenPair(ids.label(row), ids.label(column), value)
+        TokenPair(label(row), label(column), value)
         for row, column, value in zip(*(part.tolist() for part in best), strict=True)
     )
+    is_normed = form == "qk" and heads_of(space.transformer, address.block).is_normed
     return Pairs(
         str(address),
         form,
         shown,
         pairs,
-        _grid(ids, best, rows, columns),
+        _grid(label, best, rows, columns),
         n_tokens=len(rows),
         restricted=chosen is not None,
         centred=centred,
@@ -217,7 +219,7 @@ def head_pairs(
         largest=largest,
         about=space.about(),
         words=space.words(),
-        note=_note(space, address, form),
+        note=NORMED if is_normed else "",
     )
 
 
@@ -244,26 +246,24 @@ def factors(
 ) -> tuple[Tensor, Tensor, int | None]:
     """Two thin matrices whose product is the form, (token, d_head); the offset if it matters."""
     transformer, head, fold = space.transformer, address.head, space.folds
-    own = heads_of(transformer, address.block)
+    heads = heads_of(transformer, address.block)
     assert head is not None
-    check_number("head", head, 0, own.n_heads - 1, f"block {address.block}")
+    check_number("head", head, 0, heads.n_heads - 1, f"block {address.block}")
     if form == "vo":
         if offset:
             raise BadSettings(
                 f"offset is {offset}, but W_VO does not depend on positions; leave it at 0, or "
                 "ask for form='qk'"
             )
-        value, output = (part(transformer, head, fold=fold) for part in (own.value, own.output))
-        return (
-            space.read(value.T, tokens, centred=centred),
-            space.written(output, tokens, centred=centred),
-            None,
-        )
-    if own.qk_reason is not None:
-        raise ModelRefused(own.qk_reason)
-    query, key = (part(transformer, head, fold=fold) for part in (own.query, own.key))
-    if own.positions == "rotary":
-        rotation = own.rotation(transformer, offset)
+        value, output = (part(transformer, head, fold=fold) for part in (heads.value, heads.output))
+        written = space.written(output, tokens, centred=centred)
+        return space.read(value.T, tokens, centred=centred), written, None
+    if heads.qk_reason is not None:
+        raise ModelRefused(heads.qk_reason)
+    query, key = (part(transformer, head, fold=fold) for part in (heads.query, heads.key))
+    is_rotary = heads.positions == "rotary"
+    if is_rotary:
+        rotation = heads.rotation(transformer, offset)
         wide = torch.promote_types(query.dtype, torch.float32)
         query = query.to(wide) @ rotation.to(query.device, wide)
     elif offset:
@@ -271,17 +271,8 @@ def factors(
             f"offset is {offset}, but the positions of {transformer.identity.name} are not rotary, "
             "so W_QK is the same at every offset; leave it at 0"
         )
-    return (
-        space.read(query.T, tokens, centred=centred),
-        space.read(key.T, tokens, centred=centred),
-        offset if own.positions == "rotary" else None,
-    )
-
-
-def _note(space: Space, address: Address, form: Form) -> str:
-    if form == "qk" and heads_of(space.transformer, address.block).is_normed:
-        return "queries or keys pass a norm, so that scores lack a positive factor per token"
-    return ""
+    rows, columns = (space.read(part.T, tokens, centred=centred) for part in (query, key))
+    return rows, columns, offset if is_rotary else None
 
 
 class Best(NamedTuple):
@@ -304,49 +295,33 @@ def strongest(
 ) -> Best:
     """The best `top` entries of rows @ columns.T; equal ones are ordered by row, then column.
 
-    Args:
-        rows: (n, d_head).
-        columns: (m, d_head).
-        top: how many entries.
-        largest: "value", "negative" for the lowest, or "magnitude" for the largest absolute value.
-        identical: whether entries on the diagonal count.
-        progress: called after every block of rows.
+    `largest` "negative" is for the lowest, "magnitude" for the largest absolute values; `identical`
+    says whether entries on the diagonal count.
     """
-    kept = _Kept(top, len(columns), rows)
+    entries = _BestEntries(top, len(columns), rows)
     buffer = rows.new_empty(min(BLOCK_ROWS, len(rows)) * min(BLOCK_COLUMNS, len(columns)))
     for first in range(0, len(rows), BLOCK_ROWS):
-        own = rows[first : first + BLOCK_ROWS]
+        left = rows[first : first + BLOCK_ROWS]
         for start in range(0, len(columns), BLOCK_COLUMNS):
-            others = columns[start : start + BLOCK_COLUMNS]
-            product = buffer[: len(own) * len(others)].view(len(own), len(others))
-            torch.mm(own, others.T, out=product)
-            keys = _keys(product, largest)
-            if not identical:
-                _drop_diagonal(keys, first - start)
-            kept.take(keys, product, first, start)
+            right = columns[start : start + BLOCK_COLUMNS]
+            product = buffer[: len(left) * len(right)].view(len(left), len(right))
+            torch.mm(left, right.T, out=product)
+            keys = KEYS[largest](product)
+            if not identical and -len(left) < first - start < len(right):
+                keys.diagonal(first - start).fill_(-torch.inf)
+            entries.take(keys, product, first, start)
         progress("pairs", min(first + BLOCK_ROWS, len(rows)), len(rows), unit="tokens")
-    return kept.best()
+    return entries.best()
 
 
-def _keys(product: Tensor, largest: Largest) -> Tensor:
-    """What entries are ordered by."""
-    if largest == "magnitude":
-        return product.abs()
-    return product.neg() if largest == "negative" else product
+KEYS: dict[Largest, Callable[[Tensor], Tensor]] = {  # what entries are ordered by
+    "value": lambda product: product,
+    "negative": torch.neg,
+    "magnitude": torch.abs,
+}
 
 
-def _drop_diagonal(keys: Tensor, offset: int) -> None:
-    """Take the entries out whose row and column are the same token.
-
-    Args:
-        keys: one block.
-        offset: number of its first row minus that of its first column.
-    """
-    if -keys.shape[0] < offset < keys.shape[1]:
-        keys.diagonal(offset).fill_(-torch.inf)
-
-
-class _Kept:
+class _BestEntries:
     """The best entries so far, and the key below which an entry cannot be among them."""
 
     def __init__(self, top: int, width: int, like: Tensor) -> None:
@@ -359,12 +334,17 @@ class _Kept:
         if float(keys.max()) < self.floor:
             return  # most blocks: one pass over entries that are still in the cache
         flat = keys.flatten()
-        found = self._candidates(flat)
-        row, column = found // keys.shape[1], found % keys.shape[1]
-        self.keys = torch.cat([self.keys, flat[found]])
-        self.values = torch.cat([self.values, values.flatten()[found]])
+        chosen = self._candidates(flat)
+        row, column = chosen // keys.shape[1], chosen % keys.shape[1]
+        self.keys = torch.cat([self.keys, flat[chosen]])
+        self.values = torch.cat([self.values, values.flatten()[chosen]])
         self.places = torch.cat([self.places, (row + first) * self.width + column + start])
-        self._trim()
+        by_place = self.places.argsort()
+        order = by_place[self.keys[by_place].argsort(descending=True, stable=True)][: self.top]
+        self.keys, self.values = self.keys[order], self.values[order]
+        self.places = self.places[order]
+        if len(self.keys) == self.top:
+            self.floor = float(self.keys[-1])
 
     def _candidates(self, keys: Tensor) -> Tensor:
         """Places in the block of all entries that may be among the best, at most `top`."""
@@ -377,35 +357,14 @@ class _Kept:
         equal = (keys == cut).nonzero()[: self.top - len(better), 0]
         return torch.cat([better, equal])
 
-    def _trim(self) -> None:
-        by_place = self.places.argsort()
-        order = by_place[self.keys[by_place].argsort(descending=True, stable=True)][: self.top]
-        self.keys, self.values, self.places = (
-            part[order] for part in (self.keys, self.values, self.places)
-        )
-        if len(self.keys) == self.top:
-            self.floor = float(self.keys[-1])
-
     def best(self) -> Best:
         """What is left at the end."""
         return Best(self.places // self.width, self.places % self.width, self.values)
 
 
-class _Ids:
-    """Places in the factors as tokens."""
-
-    def __init__(self, space: Space, chosen: Tensor | None) -> None:
-        self.space, self.ids = space, None if chosen is None else chosen.tolist()
-
-    def label(self, place: int) -> TokenLabel:
-        """The token of a row or column."""
-        id_ = place if self.ids is None else self.ids[place]
-        return token_label(self.space.transformer, id_)
-
-
-def _grid(ids: _Ids, best: Best, rows: Tensor, columns: Tensor) -> Grid:
+def _grid(label: Callable[[int], TokenLabel], best: Best, rows: Tensor, columns: Tensor) -> Grid:
     """Every entry between the first few tokens of the strongest pairs."""
     places = [list(dict.fromkeys(part.tolist()))[:GRID] for part in (best.rows, best.columns)]
     scores = (rows[places[0]] @ columns[places[1]].T).tolist()
-    first, second = (tuple(ids.label(place) for place in part) for part in places)
+    first, second = (tuple(map(label, part)) for part in places)
     return Grid(first, second, tuple(map(tuple, scores)))

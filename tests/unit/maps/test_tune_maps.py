@@ -11,13 +11,13 @@ from families import build
 from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite, WrongModel
 from layerleap.lens.lens import Lens
 from layerleap.lens.metrics import Reference
-from layerleap.maps import tuned
+from layerleap.maps import tune as tune_module
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
-from layerleap.maps.settings import Tuning
+from layerleap.maps.map_settings import Tuning
 from layerleap.maps.translator import Translator, kl_gradient, translators
-from layerleap.maps.tuned import batch, summary, tune_maps
+from layerleap.maps.tune import batch, summary, tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
@@ -175,7 +175,7 @@ def test_scaling_does_not_depend_on_how_large_the_states_are(case):
     assert torch.equal(other.size, 8 * one.size)
 
 
-class Faked(tuned._Run):
+class Faked(tune_module._Run):
     """A run whose held-out rows say what a test wants."""
 
     says: tuple[float, ...] = ()
@@ -189,7 +189,7 @@ class Faked(tuned._Run):
 def fake(monkeypatch):
     def says(*values):
         monkeypatch.setattr(Faked, "says", values)
-        monkeypatch.setattr(tuned, "_Run", Faked)
+        monkeypatch.setattr(tune_module, "_Run", Faked)
 
     return says
 
@@ -263,13 +263,13 @@ def test_an_interrupted_training_ends_with_bit_identical_maps(
     with pytest.raises(Stop):
         run(case, tuning, checkpoint=path, progress=stop_after(steps + 1))
     done = []
-    original = tuned._Run._step
+    original = tune_module._Run._step
 
     def step(self):
         done.append(self.training.step)
         original(self)
 
-    monkeypatch.setattr(tuned._Run, "_step", step)
+    monkeypatch.setattr(tune_module._Run, "_step", step)
     resumed, again = run(case, tuning, checkpoint=path)
     assert done == list(range(steps, 30))
     assert_same_maps(resumed, whole)
@@ -282,8 +282,8 @@ def test_a_finished_training_stays_in_its_checkpoint_until_its_bank_is_safe(
 ):
     path = tmp_path / "work.safetensors"
     whole, record = run(case, checkpoint=path)
-    monkeypatch.setattr(tuned._Run, "_step", None)  # nothing is left to do
-    monkeypatch.setattr(tuned._Run, "_check", None)
+    monkeypatch.setattr(tune_module._Run, "_step", None)  # nothing is left to do
+    monkeypatch.setattr(tune_module._Run, "_check", None)
     again, same = run(case, checkpoint=path)
     assert_same_maps(again, whole)
     assert same == record
@@ -293,8 +293,10 @@ def test_a_finished_training_stays_in_its_checkpoint_until_its_bank_is_safe(
 
 def test_checkpoints_are_not_written_after_every_step(case, tmp_path, monkeypatch):
     saves = []
-    original = tuned.Training.save
-    monkeypatch.setattr(tuned.Training, "save", lambda *args: (saves.append(1), original(*args))[1])
+    original = tune_module.Training.save
+    monkeypatch.setattr(
+        tune_module.Training, "save", lambda *args: (saves.append(1), original(*args))[1]
+    )
     run(case, checkpoint=tmp_path / "work.safetensors")
     assert len(saves) == 1
 
