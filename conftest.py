@@ -1,6 +1,7 @@
 """Fixtures shared by all tests; tiny random models come from `families`."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ def smollm2() -> object:
     import layerleap
 
     return layerleap.load("smollm2")
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """What the library logs during a test."""
+    from logged import logged
+
+    with logged() as lines:
+        yield lines
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ def reporting(progress: Progress | bool) -> Iterator[Progress]:
 class Bars:
     """A bar per phase on a terminal and in notebooks; elsewhere, a line from time to time."""
 
-    def __init__(self, console: Any, tell: Callable[[str], None] = lambda line: None) -> None:
-        """`tell` is called with the lines where there is nothing to redraw."""
-        self.console, self.tell = console, tell
+    def __init__(self, console: Any, write_line: Callable[[str], None] = lambda line: None) -> None:
+        """`write_line` is called with the lines where there is nothing to redraw."""
+        self.console, self.write_line = console, write_line
         self.bars: Any = None
         self.tasks: dict[str, Any] = {}
         self.last_line, self.has_spoken = time.monotonic(), False
@@ -88,7 +88,7 @@ class Bars:
             self.last_line, self.has_spoken = now, True
             left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
             of = f" of {total}" if total else ""
-            self.tell(f"{phase}: {done}{of} {unit}{', ' if speed else ''}{speed}{left}")
+            self.write_line(f"{phase}: {done}{of} {unit}{', ' if speed else ''}{speed}{left}")
 
     def _is_due(self, silence: float, rate: float) -> bool:
         """True if a line is due: the first one soon, once there is a rate to estimate from."""

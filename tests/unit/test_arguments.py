@@ -29,7 +29,7 @@ def verb(
     positions: Literal["all", "last"] | Sequence[int] = "all",
     layers: Sequence[int] | None = None,
     live: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    call: Callable[[str], None] = lambda _: None,
     anything: Any = None,
     **options: Any,
 ) -> str:
@@ -85,7 +85,7 @@ def test_a_wrong_type_is_refused_in_one_line(arguments, message):
         {"layers": {1, 2}},
         {"layers": []},
         {"anything": object()},
-        {"tell": print},
+        {"call": print},
         {"more": 3},
     ],
 )

@@ -240,7 +240,7 @@ def links():
 @pytest.fixture
 def stranger(make_app, links):
     """A client of a server that listens beyond loopback; the first link, then those told later."""
-    access = Access("192.0.2.7", 8123, tell=links.append)
+    access = Access("192.0.2.7", 8123, announce=links.append)
     links.append(access.url)
     with TestClient(make_app(access=access), base_url="http://192.0.2.7:8123") as client:
         yield client

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +122,8 @@ class StitchingContext(TextContext[StitchingSettings]):
     def _loaded(self, model: Transformer | str) -> Transformer:
         if isinstance(model, Transformer):
             return model
-        steps = count(1)
-        return load(
-            model, tell=lambda _: self.progress(f"preparing {model}", next(steps), None, "steps")
-        )
+        self.progress(f"preparing {model}", 0, 1, "models")
+        return load(model)
 
     def fingerprint(self) -> Any:
         """Digests of both sides of the text and of the other models."""

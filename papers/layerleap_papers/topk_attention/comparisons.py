@@ -57,12 +57,12 @@ class Rows:
 
     @classmethod
     def of(
-        cls, model: Transformer, batches: Iterable[Batch], tell: Callable[[int], None]
+        cls, model: Transformer, batches: Iterable[Batch], on_step: Callable[[int], None]
     ) -> "Rows":
         """Run the model once over the batches."""
         read, states, n = [], [], 0
         for batch in batches:
-            tell(n)
+            on_step(n)
             n += batch.n_texts
             read.append(batch)
             states.append(last_states(model, batch))

@@ -49,7 +49,7 @@ ENOUGH = 0.9  # of the mass
 
 
 def observe(
-    rows: Rows, keys: Sequence[int], window: int, tell: Callable[[int], None]
+    rows: Rows, keys: Sequence[int], window: int, on_step: Callable[[int], None]
 ) -> dict[str, Tensor]:
     """Statistics of the attention of all rows: (row, block, head) by name.
 
@@ -58,7 +58,7 @@ def observe(
     modules = ReplaceAttention(lambda *_: (None, None)).changes(rows.model)
     batches = []
     for number, batch in enumerate(rows.batches):
-        tell(number)
+        on_step(number)
         waiting: dict[nn.Module, list[int]] = {}
         for change in modules:  # several blocks of a module that layers share, as in ALBERT
             waiting.setdefault(change.module, []).append(change.block)

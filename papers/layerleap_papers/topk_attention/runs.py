@@ -27,7 +27,7 @@ from layerleap_papers.topk_attention.tasks import PAD, START, Rows, Task, review
 EXACT, TOP, SWAPPED = "exact", "top-k", "exact, read with top-k"
 THETA = 10_000.0  # of rotary positions; the library's default is for thousands of positions
 Point = dict[str, float]  # step, loss and accuracy on held-out rows
-Tell = Callable[[int], None]
+OnStep = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ def saved(path: Path, run: Callable[[], list[Point]]) -> list[Point]:
 
 
 def from_scratch(
-    task: Task, attention: str, settings: EncoderSettings, seed: int, tell: Tell
+    task: Task, attention: str, settings: EncoderSettings, seed: int, on_step: OnStep
 ) -> list[Point]:
     """The curve of a small encoder; the exact one is also read with top-k attention at its end."""
     name = implementation(attention, task.held_out.lengths)
-    model, curve = train_encoder(task, name, settings, seed, tell)
+    model, curve = train_encoder(task, name, settings, seed, on_step)
     points = [{**point, "swapped": 0} for point in curve]
     if attention == EXACT:
         model.set_attn_implementation(implementation(TOP, task.held_out.lengths))
@@ -102,7 +102,11 @@ def from_scratch(
 
 
 def train_encoder(
-    task: Task, attention: str, settings: EncoderSettings, seed: int, tell: Tell = lambda _: None
+    task: Task,
+    attention: str,
+    settings: EncoderSettings,
+    seed: int,
+    on_step: OnStep = lambda _: None,
 ) -> tuple[Any, list[Point]]:
     """The trained model in eval mode, and points of its learning curve; the last is the end.
 
@@ -123,7 +127,7 @@ def train_encoder(
                 yield nn.functional.cross_entropy(logits, task.fitted.labels[rows])
 
         test = partial(scores, model, task.held_out)
-        curve = list(_descend(optimizer, losses(), test, settings, tell))
+        curve = list(_descend(optimizer, losses(), test, settings, on_step))
     return model.eval(), curve
 
 
@@ -132,7 +136,7 @@ def _descend(
     losses: Iterator[Tensor],
     test: Callable[[], Point],
     settings: EncoderSettings | TuneSettings,
-    tell: Tell,
+    on_step: OnStep,
 ) -> Iterator[Point]:
     """One step for each loss, and points of the learning curve."""
     steps, parameters = settings.steps, optimizer.param_groups[0]["params"]
@@ -146,7 +150,7 @@ def _descend(
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
-        tell(step)
+        on_step(step)
         if step == steps or step % every == 0:
             yield {"step": step, **test()}
 
@@ -224,7 +228,7 @@ def fine_tuned(
     attention: str,
     settings: TuneSettings,
     seed: int,
-    tell: Tell,
+    on_step: OnStep,
 ) -> list[Point]:
     """The curve of a copy of the model, all of whose weights are trained."""
     tuned: Any = copy.deepcopy(model.model)
@@ -244,7 +248,7 @@ def fine_tuned(
     def test() -> Point:
         return {"loss": lm_loss(tuned, windows.held_out)}
 
-    curve = [{"step": 0, **test()}, *_descend(optimizer, losses(), test, settings, tell)]
+    curve = [{"step": 0, **test()}, *_descend(optimizer, losses(), test, settings, on_step)]
     points = [{**point, "swapped": 0} for point in curve]
     if attention == EXACT:
         tuned.set_attn_implementation(implementation(TOP, settings.visible))

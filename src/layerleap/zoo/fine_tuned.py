@@ -10,6 +10,7 @@ In: a model's folder, the reviews, and settings. Out: the fine-tuned model and i
 """
 
 import json
+import logging
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
 from layerleap.zoo.small_bert import CLASSES
 from layerleap.zoo.small_lm import lm_loss, token_stream
@@ -32,6 +32,8 @@ from layerleap.zoo.training_loop import (
     optimize,
     shuffled_batches,
 )
+
+logger = logging.getLogger(__name__)
 
 TELL_STEPS = 20  # steps between two messages
 
@@ -84,7 +86,7 @@ def review_sides(path: Path, settings: TunedSettings) -> Sides:
 
 
 def classifier_of_reviews(
-    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: TunedSettings | None = None
+    sources: Mapping[str, Path], folder: Path, settings: TunedSettings | None = None
 ) -> dict[str, Any]:
     """Fine-tune the small language model as a classifier and return what goes into its card."""
     from transformers import AutoTokenizer, LlamaForSequenceClassification
@@ -94,7 +96,7 @@ def classifier_of_reviews(
     sides = review_sides(sources["reviews"], settings)
     texts, labels = sides["fitted"]
     encoded = {side: encode(tokenizer, t, settings.max_tokens) for side, (t, _) in sides.items()}
-    tell(f"training on {len(texts):,} reviews")
+    logger.info(f"training on {len(texts):,} reviews")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         names = dict(enumerate(CLASSES))
@@ -103,8 +105,8 @@ def classifier_of_reviews(
         )
         ends = [model.get_input_embeddings(), model.model.norm] if settings.ends else []
         _freeze(model, settings.blocks, model.score, *ends)
-        losses = class_losses(model, encoded["fitted"], labels, settings, lambda _: None)
-        _train(model, losses, settings, len(texts), tell)
+        losses = class_losses(model, encoded["fitted"], labels, settings)
+        _train(model, losses, settings, len(texts))
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     limit = settings.tested
@@ -119,7 +121,7 @@ def classifier_of_reviews(
 
 
 def tuned_on_reviews(
-    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: TunedSettings = LM
+    sources: Mapping[str, Path], folder: Path, settings: TunedSettings = LM
 ) -> dict[str, Any]:
     """Train the last blocks of the bundled language model on reviews; returns its card."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -130,12 +132,12 @@ def tuned_on_reviews(
     encoded = encode(tokenizer, sides["fitted"], settings.max_tokens)
     tested = token_stream(tokenizer, [text[:1000] for text in sides["held_out"]])
     before = lm_loss(model, tested, settings.max_tokens)["loss"]
-    tell(f"training the last {settings.blocks} blocks on {len(encoded):,} reviews")
+    logger.info(f"training the last {settings.blocks} blocks on {len(encoded):,} reviews")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         _freeze(model, settings.blocks)
         losses = _text_losses(model, encoded, tokenizer.eos_token_id, settings)
-        _train(model, losses, settings, len(encoded), tell)
+        _train(model, losses, settings, len(encoded))
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     after = lm_loss(model, tested, settings.max_tokens)
@@ -166,15 +168,13 @@ def _text_losses(
             yield nn.functional.cross_entropy(logits[real], inputs["input_ids"][:, 1:][real])
 
 
-def _train(
-    model: Any, losses: Iterable[Tensor], settings: TunedSettings, n_texts: int, tell: Tell
-) -> None:
+def _train(model: Any, losses: Iterable[Tensor], settings: TunedSettings, n_texts: int) -> None:
     steps = settings.epochs * math.ceil(n_texts / settings.batch)
 
     def with_messages() -> Iterator[Tensor]:
         for step, loss in enumerate(losses, start=1):
             yield loss
             if step % TELL_STEPS == 0:
-                tell(f"step {step:,} of {steps:,}, loss {loss.item():.3f}")
+                logger.info(f"step {step:,} of {steps:,}, loss {loss.item():.3f}")
 
     optimize(model, with_messages(), settings, steps, max(1, steps // 10))

@@ -7,7 +7,8 @@ The head is a multinomial logistic regression on standardised states with an L2 
 (scikit-learn's default). The problem is convex, so the result is unique and needs no seed.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,20 +16,20 @@ from torch import Tensor, nn
 
 from layerleap.zoo.images import image_shape, pixel_values
 
+logger = logging.getLogger(__name__)
+
 BATCH = 50
 PENALTY = 1.0
 STEPS = 500
 
 
 @torch.inference_mode()
-def cls_states(
-    backbone: Any, processor: Any, images: Sequence[Any], tell: Callable[[str], None]
-) -> Tensor:
+def cls_states(backbone: Any, processor: Any, images: Sequence[Any]) -> Tensor:
     """The CLS state of each image after the final norm: (image, d_model)."""
     states, shape = [], image_shape(backbone.config)
     for start in range(0, len(images), BATCH):
         if start and start % 1000 == 0:
-            tell(f"computed the states of {start:,} of {len(images):,} images")
+            logger.info(f"computed the states of {start:,} of {len(images):,} images")
         # A batch at a time: the pixels of thousands of images fill a gigabyte.
         pixels = pixel_values(processor, images[start : start + BATCH], shape)
         states.append(backbone(pixels).last_hidden_state[:, 0].clone())

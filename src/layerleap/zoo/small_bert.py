@@ -7,6 +7,7 @@ neither for the vocabulary nor for early stopping.
 """
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 
-from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, is_held_out
 from layerleap.zoo.training_loop import class_accuracy, class_losses, encode, optimize
+
+logger = logging.getLogger(__name__)
 
 CLASSES = ("negative", "positive")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -41,7 +43,7 @@ class BertSettings:
 
 
 def bert_reviews(
-    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: BertSettings | None = None
+    sources: Mapping[str, Path], folder: Path, settings: BertSettings | None = None
 ) -> dict[str, Any]:
     """Train a small BERT on the reviews and return what goes into its card."""
     settings = settings or BertSettings()
@@ -53,13 +55,13 @@ def bert_reviews(
         texts.append(record["text"])
         labels.append(record["label"])
     texts, labels = sides["fitted"]
-    tell(f"training on {len(texts):,} reviews for {settings.epochs} epochs")
+    logger.info(f"training on {len(texts):,} reviews for {settings.epochs} epochs")
     tokenizer = train_tokenizer(texts, settings)
     encoded = {side: encode(tokenizer, t, settings.max_tokens) for side, (t, _) in sides.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = _new(tokenizer, settings)
-        losses = class_losses(model, encoded["fitted"], labels, settings, tell)
+        losses = class_losses(model, encoded["fitted"], labels, settings)
         steps = settings.epochs * math.ceil(len(texts) / settings.batch)
         optimize(model, losses, settings, steps, warmup=steps // 10)
     tokenizer.save_pretrained(folder)

@@ -17,6 +17,7 @@ The same settings, machine and number of threads give the same weights. Held-out
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,9 +27,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from layerleap.zoo.download import Tell
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
 from layerleap.zoo.training_loop import optimize
+
+logger = logging.getLogger(__name__)
 
 FFN = Literal["gated", "relu"]
 TELL_STEPS = 100  # steps between two messages
@@ -54,7 +56,7 @@ class LMSettings:
 
 
 def small_lm(
-    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: LMSettings | None = None
+    sources: Mapping[str, Path], folder: Path, settings: LMSettings | None = None
 ) -> dict[str, Any]:
     """Train a small language model on articles and reviews; returns what goes into its card.
 
@@ -70,11 +72,11 @@ def small_lm(
     short = [text for text in reviews if len(text) <= settings.review_length]
     fitted = torch.cat([fitted, token_stream(tokenizer, short)])
     known = known_tokens(fitted, settings.least_count)
-    tell(
+    logger.info(
         f"training on {len(fitted):,} tokens for {settings.epochs} epochs; {len(known):,} of "
         f"{n_vocabulary:,} tokens are known"
     )
-    model = train_lm(fitted, known, n_vocabulary, tokenizer, settings, tell)
+    model = train_lm(fitted, known, n_vocabulary, tokenizer, settings)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return {
@@ -116,7 +118,6 @@ def train_lm(
     n_vocabulary: int,
     tokenizer: Any,
     settings: LMSettings,
-    tell: Tell,
 ) -> Any:
     """A causal language model trained on a stream of tokens."""
     # Trained with the known tokens alone: number len(known) stands for all others.
@@ -133,7 +134,7 @@ def train_lm(
             for step, window in enumerate(_windows(compact, settings), start=1):
                 yield (loss := token_losses(model, window, n_unknown).mean())
                 if step % TELL_STEPS == 0:
-                    tell(f"step {step:,} of about {steps:,}, loss {loss.item():.3f}")
+                    logger.info(f"step {step:,} of about {steps:,}, loss {loss.item():.3f}")
 
         optimize(model, losses(), settings, steps, max(1, steps // 20), betas=(0.9, 0.95))
         return _whole(model, known, n_vocabulary, tokenizer, settings)

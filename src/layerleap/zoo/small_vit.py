@@ -6,6 +6,7 @@ The same settings, machine and number of threads give the same weights. Every im
 up to two pixels each time. Held-out images are not used, not even for early stopping.
 """
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.zoo.download import Tell
 from layerleap.zoo.training_loop import optimize
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,22 +36,18 @@ class VitSettings:
     seed: int = 0
 
 
-def train_vit(
-    pixels: Tensor, labels: Tensor, n_classes: int, settings: VitSettings, tell: Tell
-) -> Any:
+def train_vit(pixels: Tensor, labels: Tensor, n_classes: int, settings: VitSettings) -> Any:
     """A ViT for images of this size, trained from scratch on (image, channel, height, width)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = _new(pixels, n_classes, settings)
         per_epoch = math.ceil(len(pixels) / settings.batch)
-        losses = _losses(model, pixels, labels, settings, tell)
+        losses = _losses(model, pixels, labels, settings)
         optimize(model, losses, settings, settings.epochs * per_epoch, warmup=per_epoch)
     return model
 
 
-def _losses(
-    model: Any, pixels: Tensor, labels: Tensor, settings: VitSettings, tell: Tell
-) -> Iterator[Tensor]:
+def _losses(model: Any, pixels: Tensor, labels: Tensor, settings: VitSettings) -> Iterator[Tensor]:
     for epoch in range(settings.epochs):
         loss = torch.zeros(())
         for chosen in torch.randperm(len(pixels)).split(settings.batch):
@@ -57,7 +55,7 @@ def _losses(
             loss = nn.functional.cross_entropy(logits, labels[chosen])
             yield loss
         if (epoch + 1) % 10 == 0:
-            tell(f"epoch {epoch + 1} of {settings.epochs}, last loss {loss.item():.3f}")
+            logger.info(f"epoch {epoch + 1} of {settings.epochs}, last loss {loss.item():.3f}")
 
 
 def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:

@@ -5,6 +5,7 @@ Out: a folder that `from_pretrained` reads, with a card that describes the train
 the result on held-out images or texts. Where that number made us change a recipe, its page says so.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,6 @@ from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import Entry, result_words
 from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
-from layerleap.zoo.download import Tell
 from layerleap.zoo.fine_tuned import classifier_of_reviews, tuned_on_reviews
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
@@ -27,23 +27,25 @@ from layerleap.zoo.small_lm import LMSettings, small_lm
 from layerleap.zoo.small_vit import VitSettings, train_vit
 from layerleap.zoo.training_loop import accuracy
 
+logger = logging.getLogger(__name__)
+
 HEAD_IMAGE_SIZE = 112  # four times that of the digits; 8 x 8 patches of 14 pixels
 
 
-def train(entry: Entry, sources: Mapping[str, Path], *, tell: Tell) -> None:
+def train(entry: Entry, sources: Mapping[str, Path]) -> None:
     """Train the model and put it into the cache, with its card."""
     with whole_folder(entry.path) as folder, quiet_transformers():
-        results = RECIPES[entry.name](sources, folder, tell)
+        results = RECIPES[entry.name](sources, folder)
         note = (
             "trained by layerleap on this machine; not endorsed by the authors of the models and "
             "data it was trained from"
         )
         card = entry.card("name", "kind", "trained_from", "recipe", "licence", note=note)
         write_json(folder / "layerleap.json", {**card, **results})
-    tell(f"{entry.name}: {result_words(results['held_out'])}")
+    logger.info(f"{entry.name}: {result_words(results['held_out'])}")
 
 
-def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
+def dinov2_mnist(sources: Mapping[str, Path], folder: Path) -> dict[str, Any]:
     """Train DINOv2 with a linear head for digits and return what goes into its card."""
     from transformers import AutoImageProcessor, Dinov2Model
 
@@ -61,8 +63,8 @@ def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[
     states: dict[str, tuple[Tensor, Tensor]] = {}
     for side in ("fitted", "held_out"):
         images = digits.side(side == "held_out")
-        tell(f"computing the states of {len(images):,} {side.replace('_', '-')} images")
-        states[side] = cls_states(backbone, processor, list(images.images), tell), _labels(images)
+        logger.info(f"computing the states of {len(images):,} {side.replace('_', '-')} images")
+        states[side] = cls_states(backbone, processor, list(images.images)), _labels(images)
     n_classes = int(digits.labels.max()) + 1
     weight, bias = fit_head(*states["fitted"], n_classes)
     with_head(backbone, weight, bias).save_pretrained(folder)
@@ -74,7 +76,7 @@ def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[
 
 
 def vit_mnist(
-    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: VitSettings | None = None
+    sources: Mapping[str, Path], folder: Path, settings: VitSettings | None = None
 ) -> dict[str, Any]:
     """Train a small ViT on digits and return what goes into its card."""
     from transformers import AutoImageProcessor
@@ -88,8 +90,8 @@ def vit_mnist(
     fitted, held_out = digits.side(False), digits.side(True)
     pixels = pixel_values(processor, fitted.images, (3, side, side))
     n_classes = int(digits.labels.max()) + 1
-    tell(f"training on {len(fitted):,} images for {settings.epochs} epochs")
-    model = train_vit(pixels, _labels(fitted), n_classes, settings, tell)
+    logger.info(f"training on {len(fitted):,} images for {settings.epochs} epochs")
+    model = train_vit(pixels, _labels(fitted), n_classes, settings)
     model.save_pretrained(folder)
     test_pixels = pixel_values(processor, held_out.images, (3, side, side))
     return {
@@ -109,7 +111,7 @@ def _labels(images: ImageSet) -> Tensor:
     return torch.tensor(images.labels, dtype=torch.long)
 
 
-RECIPES: dict[str, Callable[[Mapping[str, Path], Path, Tell], dict[str, Any]]] = {
+RECIPES: dict[str, Callable[[Mapping[str, Path], Path], dict[str, Any]]] = {
     "dinov2-mnist": dinov2_mnist,
     "vit-mnist": vit_mnist,
     "bert-reviews": bert_reviews,

@@ -3,6 +3,7 @@
 In: a model and the loss of each batch, computed when it is asked for. Out: the model, trained.
 """
 
+import logging
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from layerleap.extras import library
-from layerleap.zoo.download import Tell
+
+logger = logging.getLogger(__name__)
 
 SORTED_BATCHES = 50  # batches whose texts are sorted by length together: little padding
 
@@ -86,9 +88,9 @@ def collate(texts: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
 
 
 def class_losses(
-    model: Any, encoded: list[list[int]], labels: Sequence[int], settings: Any, tell: Tell
+    model: Any, encoded: list[list[int]], labels: Sequence[int], settings: Any
 ) -> Iterator[Tensor]:
-    """The loss of one batch of texts after the other, by their classes; `tell` hears of epochs."""
+    """The loss of one batch of texts after the other, by their classes; epochs are logged."""
     for epoch in range(settings.epochs):
         loss, order = torch.zeros(()), random.Random(settings.seed + epoch)
         for rows in shuffled_batches(encoded, settings.batch, order):
@@ -96,7 +98,7 @@ def class_losses(
             targets = torch.tensor([labels[row] for row in rows])
             loss = nn.functional.cross_entropy(model(**inputs).logits, targets)
             yield loss
-        tell(f"epoch {epoch + 1} of {settings.epochs}, last loss {loss.item():.3f}")
+        logger.info(f"epoch {epoch + 1} of {settings.epochs}, last loss {loss.item():.3f}")
 
 
 @torch.inference_mode()

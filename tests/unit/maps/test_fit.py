@@ -99,17 +99,18 @@ def test_solving_reports_every_layer(llama):
     assert reported == [("solving", done, 3, "layers") for done in (1, 2, 3)]
 
 
-def test_a_default_bank_is_fitted_once_and_kept(llama, empty_cache, default_source, monkeypatch):
-    reported = []
-    first = default_bank(llama, tell=reported.append)
-    assert len(reported) == 1
-    assert "no bank for tiny-llama yet" in reported[0]
+def test_a_default_bank_is_fitted_once_and_kept(
+    llama, empty_cache, default_source, monkeypatch, messages
+):
+    first = default_bank(llama)
+    assert len(messages) == 1
+    assert "no bank for tiny-llama yet" in messages[0]
     folders = [path for path in (empty_cache / "banks").iterdir()]
     (folder,) = folders
     assert re.fullmatch(f"{llama.identity.fingerprint}-[0-9a-f]{{8}}", folder.name)
     monkeypatch.setattr(maps_fit, "fit", lambda *_, **__: pytest.fail("fitted again"))
-    second = default_bank(llama, tell=reported.append)
-    assert len(reported) == 1
+    second = default_bank(llama)
+    assert len(messages) == 1
     for pair, shortcut in first.maps.items():
         assert torch.equal(second.maps[pair].weight, shortcut.weight)
 
@@ -121,16 +122,16 @@ def test_another_model_gets_a_default_bank_of_its_own(llama, empty_cache, defaul
     assert len(list((empty_cache / "banks").iterdir())) == 2
 
 
-def test_a_damaged_default_bank_is_fitted_again(llama, empty_cache, default_source):
+def test_a_damaged_default_bank_is_fitted_again(llama, empty_cache, default_source, messages):
     expected = default_bank(llama)
     (folder,) = (empty_cache / "banks").iterdir()
     (folder / "maps.safetensors").write_bytes(b"cut")
-    reported = []
-    actual = default_bank(llama, tell=reported.append)
-    assert "changed or truncated" in reported[0]
+    messages.clear()
+    actual = default_bank(llama)
+    assert "changed or truncated" in messages[0]
     assert torch.equal(actual[0, 3].weight, expected[0, 3].weight)
-    assert default_bank(llama, tell=reported.append).check_model(llama) is None
-    assert len(reported) == 2
+    assert default_bank(llama).check_model(llama) is None
+    assert len(messages) == 2
 
 
 def test_what_is_left_of_a_default_bank_is_fitted_again(llama, empty_cache, default_source):
@@ -156,7 +157,9 @@ def checkpoint_of(cache) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["junk", "foreign"])
-def test_a_bad_checkpoint_in_the_cache_is_not_in_the_way(llama, empty_cache, default_source, kind):
+def test_a_bad_checkpoint_in_the_cache_is_not_in_the_way(
+    llama, empty_cache, default_source, kind, messages
+):
     expected = default_bank(llama)
     checkpoint = checkpoint_of(empty_cache)
     shutil.rmtree(empty_cache / "banks")
@@ -165,36 +168,34 @@ def test_a_bad_checkpoint_in_the_cache_is_not_in_the_way(llama, empty_cache, def
         checkpoint.write_bytes(b"junk")
     else:
         collect(llama, sentences(9)).save(checkpoint)
-    reported = []
-    actual = default_bank(llama, tell=reported.append)
+    actual = default_bank(llama)
     assert torch.equal(actual[0, 3].weight, expected[0, 3].weight)
-    assert any(checkpoint.name in line for line in reported)
+    assert any(checkpoint.name in line for line in messages)
     assert not checkpoint.exists()
 
 
 def test_a_default_bank_is_given_even_if_it_cannot_be_kept(
-    llama, default_source, monkeypatch, tmp_path
+    llama, default_source, monkeypatch, tmp_path, messages
 ):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "file"))
-    reported, passes = [], []
-    bank = default_bank(llama, tell=reported.append, progress=lambda *step: passes.append(step))
+    passes = []
+    bank = default_bank(llama, progress=lambda *step: passes.append(step))
     bank.check_model(llama)
-    assert "the bank was not cached: cannot write" in reported[-1]
+    assert "the bank was not cached: cannot write" in messages[-1]
     assert sum(step[0] == "solving" for step in passes) == 3  # one fit, not two
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_a_default_bank_is_given_even_if_saving_fails(
-    llama, empty_cache, default_source, monkeypatch
+    llama, empty_cache, default_source, monkeypatch, messages
 ):
     def full(*_):
         raise CannotWrite("cannot write: the disk is full")
 
     monkeypatch.setattr(maps_fit.ShortcutBank, "save_pretrained", full)
-    reported = []
-    default_bank(llama, tell=reported.append).check_model(llama)
-    assert "the disk is full" in reported[-1]
+    default_bank(llama).check_model(llama)
+    assert "the disk is full" in messages[-1]
     assert [path.suffix for path in (empty_cache / "banks").iterdir()] == [".safetensors"]
 
 

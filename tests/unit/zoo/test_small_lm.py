@@ -26,6 +26,7 @@ from layerleap.zoo.small_lm import (
     train_lm,
 )
 from layerleap.zoo.train import RECIPES, train
+from logged import logged
 from tiny_models import WORDS, tokenizer
 
 TINY = LMSettings(
@@ -77,8 +78,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def trained(sources, tmp_path_factory):
-    folder, messages = tmp_path_factory.mktemp("small-lm"), []
-    card = small_lm(sources, folder, messages.append, TINY)
+    folder = tmp_path_factory.mktemp("small-lm")
+    with logged() as messages:
+        card = small_lm(sources, folder, TINY)
     return folder, card, messages
 
 
@@ -96,7 +98,7 @@ def test_the_relu_model_is_trained_by_the_same_recipe_and_its_coefficients_are_n
     sources, tmp_path
 ):
     settings = replace(TINY, ffn="relu")
-    card = small_lm(sources, tmp_path, lambda _: None, settings)
+    card = small_lm(sources, tmp_path, settings)
     model = load(str(tmp_path))
     keys = [ffn_keys(model, block) for block in (1, 2)]
     assert {(one.activation, *one.rows) for one in keys} == {("relu", "ffn.key")}
@@ -161,7 +163,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(sources):
 
     def weights(seed: int) -> torch.Tensor:
         settings = replace(TINY, epochs=1, seed=seed)
-        model = train_lm(stream, known, 61, tokenizer(), settings, lambda _: None)
+        model = train_lm(stream, known, 61, tokenizer(), settings)
         return model.get_input_embeddings().weight
 
     first = weights(0)
@@ -183,7 +185,7 @@ def test_the_classifier_differs_from_the_model_in_its_last_blocks_and_head(
 ):
     folder, _, _ = trained
     given = {"small-lm": folder, "reviews": sources["reviews"]}
-    card = classifier_of_reviews(given, tmp_path, lambda _: None, TUNED)
+    card = classifier_of_reviews(given, tmp_path, TUNED)
     model, base = load(str(tmp_path)), load(str(folder))
     assert model.kind == "text-class"
     assert [model.output_name(k) for k in (0, 1)] == ["negative", "positive"]
@@ -202,14 +204,14 @@ def test_the_classifier_differs_from_the_model_in_its_last_blocks_and_head(
 @pytest.mark.parametrize("name", ["small-lm", "small-lm-2", "small-lm-relu"])
 def test_a_recipe_needs_no_more_than_the_catalog_gives_it(name, sources, tmp_path):
     given = {source: sources[source] for source in CATALOG[name].trained_from}
-    card = RECIPES[name](given, tmp_path, lambda _: None)
+    card = RECIPES[name](given, tmp_path)
     assert card["held_out"]["tokens"] > 0
 
 
 def test_the_embeddings_of_the_classifier_are_trained_if_asked_for(sources, trained, tmp_path):
     given = {"small-lm": trained[0], "reviews": sources["reviews"]}
     settings = replace(TUNED, blocks=2, ends=True, epochs=1)
-    classifier_of_reviews(given, tmp_path, lambda _: None, settings)
+    classifier_of_reviews(given, tmp_path, settings)
     new, old = (load(str(one)).model.state_dict() for one in (tmp_path, trained[0]))
     same = [name for name in new if name in old and torch.equal(new[name], old[name])]
     assert not same
@@ -217,7 +219,7 @@ def test_the_embeddings_of_the_classifier_are_trained_if_asked_for(sources, trai
 
 def test_the_tuned_language_model_reads_reviews_better(sources, tmp_path):
     settings = replace(TUNED, epochs=2)
-    card = tuned_on_reviews(sources, tmp_path, lambda _: None, settings)
+    card = tuned_on_reviews(sources, tmp_path, settings)
     assert card["held_out"]["loss"] < card["held_out"]["loss_before"]
     model = load(str(tmp_path))
     base = load(str(sources["smollm2"])).model.state_dict()
@@ -226,11 +228,10 @@ def test_the_tuned_language_model_reads_reviews_better(sources, tmp_path):
     assert all(name.startswith("model.layers.2.") for name in changed)
 
 
-def test_a_language_model_is_cached_with_its_loss(sources, empty_cache, monkeypatch):
-    messages = []
-    quick = lambda own, folder, tell: small_lm(own, folder, tell, replace(TINY, epochs=1))  # noqa: E731
+def test_a_language_model_is_cached_with_its_loss(sources, empty_cache, monkeypatch, messages):
+    quick = lambda own, folder: small_lm(own, folder, replace(TINY, epochs=1))  # noqa: E731
     monkeypatch.setitem(RECIPES, "small-lm", quick)
-    train(CATALOG["small-lm"], sources, tell=messages.append)
+    train(CATALOG["small-lm"], sources)
     entry = CATALOG["small-lm"]
     assert entry.is_cached
     card = json.loads((entry.path / "layerleap.json").read_text())

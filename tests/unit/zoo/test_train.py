@@ -76,10 +76,11 @@ def test_the_head_uses_only_the_cls_state(backbone):
     assert whole.config.label2id["4"] == 4
 
 
-def test_a_head_is_trained_cached_and_accepted_by_every_law(backbone, digits, empty_cache, capfd):
-    messages = []
+def test_a_head_is_trained_cached_and_accepted_by_every_law(
+    backbone, digits, empty_cache, capfd, messages
+):
     capfd.readouterr()
-    train(CATALOG["dinov2-mnist"], {"dinov2": backbone, "mnist": digits}, tell=messages.append)
+    train(CATALOG["dinov2-mnist"], {"dinov2": backbone, "mnist": digits})
     assert capfd.readouterr() == ("", "")
     folder = CATALOG["dinov2-mnist"].path
     assert CATALOG["dinov2-mnist"].is_cached
@@ -111,14 +112,13 @@ def test_the_same_recipe_gives_the_same_head(backbone, digits, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         sources = {"dinov2": backbone, "mnist": digits}
-        dinov2_mnist(sources, tmp_path / name, lambda _: None)
+        dinov2_mnist(sources, tmp_path / name)
         heads.append((tmp_path / name / "model.safetensors").read_bytes())
     assert heads[0] == heads[1]
 
 
-def test_a_small_vit_is_trained_and_its_accuracy_reported(digits, tmp_path):
-    messages = []
-    results = vit_mnist({"mnist": digits}, tmp_path, messages.append, QUICK)
+def test_a_small_vit_is_trained_and_its_accuracy_reported(digits, tmp_path, messages):
+    results = vit_mnist({"mnist": digits}, tmp_path, QUICK)
     assert results["settings"]["epochs"] == 2
     assert results["held_out"]["images"] + results["fitted"]["images"] == 120
     transformer = load(str(tmp_path))
@@ -137,7 +137,7 @@ def test_training_depends_only_on_its_seed_and_learns_something():
     def weights(**changes):
         torch.rand(1)  # earlier random numbers must not matter
         chosen = replace(settings, **changes)
-        return train_vit(pixels, labels, 3, chosen, lambda _: None)
+        return train_vit(pixels, labels, 3, chosen)
 
     before = torch.get_rng_state()
     first = weights()
@@ -188,7 +188,7 @@ def test_an_interrupted_recipe_leaves_nothing(digits, empty_cache, monkeypatch):
 
     monkeypatch.setitem(RECIPES, "vit-mnist", stop)
     with pytest.raises(KeyboardInterrupt):
-        train(CATALOG["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
+        train(CATALOG["vit-mnist"], {"mnist": digits})
     assert list((empty_cache / "models").iterdir()) == []
 
 
@@ -200,21 +200,23 @@ def test_a_cache_that_cannot_be_written_is_reported_before_minutes_are_spent(
     ran = []
     monkeypatch.setitem(RECIPES, "vit-mnist", lambda *_: ran.append(1))
     with pytest.raises(CannotWrite):
-        train(CATALOG["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
+        train(CATALOG["vit-mnist"], {"mnist": digits})
     assert not ran
 
 
-def test_first_use_fetches_the_sources_of_a_model_and_trains_it(digits, empty_cache, monkeypatch):
-    asked, messages = [], []
-    monkeypatch.setattr(download, "fetch", lambda name, tell: asked.append(name) or digits)
-    quick = lambda sources, folder, tell: vit_mnist(sources, folder, tell, QUICK)  # noqa: E731
+def test_first_use_fetches_the_sources_of_a_model_and_trains_it(
+    digits, empty_cache, monkeypatch, messages
+):
+    asked = []
+    monkeypatch.setattr(download, "fetch", lambda name: asked.append(name) or digits)
+    quick = lambda sources, folder: vit_mnist(sources, folder, QUICK)  # noqa: E731
     monkeypatch.setitem(RECIPES, "vit-mnist", quick)
-    transformer = load("vit-mnist", tell=messages.append)
+    transformer = load("vit-mnist")
     assert asked == ["mnist"]
     assert messages[0] == "training vit-mnist on this machine (once, about 5 minutes)"
     assert transformer.processor is not None
     assert transformer.identity.name == "vit-mnist"
-    load("vit-mnist", tell=messages.append)
+    load("vit-mnist")
     assert asked == ["mnist"]
 
 
@@ -227,7 +229,7 @@ def test_every_trained_model_has_a_recipe_and_its_sources_are_in_the_catalog():
 def test_the_head_has_as_many_classes_as_the_image_set(backbone, tmp_path):
     (tmp_path / "out").mkdir()
     sources = {"dinov2": backbone, "mnist": sets(tmp_path, 60, side=20)}
-    dinov2_mnist(sources, tmp_path / "out", lambda _: None)
+    dinov2_mnist(sources, tmp_path / "out")
     assert load(str(tmp_path / "out")).d_vocab == 7
 
 

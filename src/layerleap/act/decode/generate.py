@@ -218,7 +218,6 @@ def generate(
     live: bool = False,
     on_token: OnToken | None = None,
     on_id: OnId = lambda token, piece: None,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress = silent,
     **options: Any,
 ) -> Generation: ...
@@ -249,7 +248,6 @@ def generate(
     live: bool = False,
     on_token: OnToken | None = None,
     on_id: OnId = lambda token, piece: None,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress = silent,
     **options: Any,
 ) -> Generation | Several[Generation]:
@@ -289,7 +287,6 @@ def generate(
         on_token: called with each piece of new text and the layer it was read at. The piece is
             empty while a character is incomplete.
         on_id: called with each new token and its piece of text, once per token.
-        tell: called with a message before something slow starts.
         progress: called while the default bank is fitted.
         **options: options of transformers' `generate`, such as do_sample and temperature.
     """
@@ -312,7 +309,7 @@ def generate(
 
             # A plan brings its own bank; with hooks nothing is drafted.
             has_use = plan is None and not foreign_code(transformer.model)
-            bank = default_bank(transformer, tell=tell, progress=progress) if has_use else None
+            bank = default_bank(transformer, progress=progress) if has_use else None
         decoder = Decoder(
             bank,
             rule=rule,

@@ -34,7 +34,6 @@ from layerleap.models.facts import KINDS
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, heads, unembedding, vectors
 from layerleap.progress import Progress, reporting
-from layerleap.zoo.download import Tell
 
 PIECE = 2**23  # numbers that are compared at a time
 
@@ -48,7 +47,6 @@ def diff(
     top: int = 10,
     tokens: int = 10,
     inverse: Inverse = "transpose",
-    tell: Tell | None = None,
     progress: Progress | bool = True,
 ) -> Difference:
     """What fine-tuning changed: blocks, heads and neurons that moved most, and towards what.
@@ -67,14 +65,13 @@ def diff(
         inverse: "transpose" scores tokens by the output matrix times the displacement, "pseudo" by
             its pseudo-inverse: the tokens whose rows add up to the displacement. It is less swayed
             by directions that all rows share, but noisier.
-        tell: called with a one-line message before anything slow.
         progress: True is a bar on a terminal.
     """
     if top < 0 or tokens < 1:
         raise BadSettings(f"top={top}, tokens={tokens}; expected at least 0 and 1")
     for kind in kinds or ():
         check_choice(kind, KINDS, "kind")
-    pair = open_pair(base, tuned, tell)
+    pair = open_pair(base, tuned)
     chosen = tuple(dict.fromkeys(kinds or KINDS))
     moved, blocks = Moved(chosen, top), []
     with reporting(progress) as report, torch.no_grad():

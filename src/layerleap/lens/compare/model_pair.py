@@ -29,7 +29,6 @@ from layerleap.errors import BadArtifact, BadSettings, ModelRefused, UnknownMode
 from layerleap.files import read_json
 from layerleap.models.load import load, locate
 from layerleap.models.transformer import Transformer
-from layerleap.zoo.download import Tell
 
 SLOTS = 2  # blocks of the window: one for each model
 PIECE_BYTES = 2**26  # of an embedding that is read at a time
@@ -105,11 +104,11 @@ class Checkpoint:
         self.files = _index(folder)
 
     @classmethod
-    def open(cls, source: str, tell: Tell | None = None) -> "Checkpoint":
+    def open(cls, source: str) -> "Checkpoint":
         """The checkpoint behind a bundled name, a hub name or a folder."""
         from transformers import AutoConfig
 
-        place, name, extra = locate(source, tell)
+        place, name, extra = locate(source)
         if extra:
             raise NoWindow(f"{name} is a GGUF file")
         folder = Path(place) if Path(place).is_dir() else _downloaded(place)
@@ -175,9 +174,9 @@ class Window(ModelPair):
         self._check_shapes()
 
     @classmethod
-    def open(cls, base: str, tuned: str, tell: Tell | None = None) -> "Window":
+    def open(cls, base: str, tuned: str) -> "Window":
         """The window of two names or folders; `NoWindow` where there is none."""
-        sides = [Checkpoint.open(source, tell) for source in (base, tuned)]
+        sides = [Checkpoint.open(source) for source in (base, tuned)]
         depths = [_depth(side) for side in sides]
         if depths[0] != depths[1]:
             raise BadSettings(
@@ -187,7 +186,7 @@ class Window(ModelPair):
         # The wider type of both: no value of either is rounded.
         dtype = torch.promote_types(*(side.dtype() for side in sides))
         options = {"config": _shallow(sides[0].config), "dtype": dtype}
-        return cls(sides[0], sides[1], load(base, tell=tell, **options))
+        return cls(sides[0], sides[1], load(base, **options))
 
     def show(self, block: int) -> tuple[Place, Place]:
         """Block 1 of the window, filled with this block of the base, and block 2 with the tuned."""
@@ -265,17 +264,15 @@ class Window(ModelPair):
                 )
 
 
-def open_pair(base: Source, tuned: Source, tell: Tell | None) -> ModelPair:
+def open_pair(base: Source, tuned: Source) -> ModelPair:
     """Files where both are names and can be read block by block; otherwise models in memory."""
     how = "both models in memory"
     if not isinstance(base, Transformer) and not isinstance(tuned, Transformer):
         try:
-            return Window.open(str(base), str(tuned), tell)
+            return Window.open(str(base), str(tuned))
         except NoWindow as reason:
             how = f"{how}, because {reason}"
-    a, b = (
-        side if isinstance(side, Transformer) else load(side, tell=tell) for side in (base, tuned)
-    )
+    a, b = (side if isinstance(side, Transformer) else load(side) for side in (base, tuned))
     return ModelPair(a, b, how)
 
 

@@ -7,6 +7,7 @@ that an interrupted build goes on from there. Neurons are read a few hundred at 
 model itself the build takes less than 1 GB.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -54,6 +55,8 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forwards, unembedding
 from layerleap.progress import Progress, reporting
 
+logger = logging.getLogger(__name__)
+
 COLUMNS = {PROMOTED: "promoted", SUPPRESSED: "suppressed"}
 POSTINGS_AT_ONCE = 2**22
 ROWS_AT_ONCE = 256  # vectors between two calls of `progress`: a server answers others then
@@ -70,7 +73,6 @@ def index(
     n_texts: int = 200,
     clusters: int | None = None,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> ConceptIndex:
     """The concept index of a model, built if there is none.
@@ -90,7 +92,6 @@ def index(
         n_texts: sentences of it; 0 leaves the ranges out.
         clusters: how many; 0 for none. By default one per 40 vectors if scikit-learn is installed.
         seed: of the clusters.
-        tell: called with one line before the index is built.
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
     settings = IndexSettings(top, text_name(text), n_texts, clusters, seed)
@@ -103,7 +104,8 @@ def index(
         library("sklearn.cluster", "learn", NEEDED)  # fails before the long part, not after it
     check_not_building(target)  # before the neurons are verified, which takes a while
     work = _Work(transformer, settings, text)
-    tell(f"building the concept index of {transformer.identity.name} (once; kept in {target})")
+    name = transformer.identity.name
+    logger.info(f"building the concept index of {name} (once; kept in {target})")
     with reporting(progress) as report, Building(target, settings.to_dict(transformer)) as building:
         work.run(building, report)
         building.finish()

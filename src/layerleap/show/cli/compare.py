@@ -85,6 +85,6 @@ def diff(
         tell(f"reads the weights of {base} and {tuned}, one block after the other")
         with TerminalProgress() as progress:
             how: dict[str, Any] = {"kinds": kind, "top": top, "tokens": tokens, "inverse": inverse}
-            difference = layerleap.diff(base, tuned, tell=tell, progress=progress, **how)
+            difference = layerleap.diff(base, tuned, progress=progress, **how)
         write_html(html, difference.head, difference)
     show(difference, json=json)

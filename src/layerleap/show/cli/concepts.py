@@ -48,9 +48,7 @@ def index(
         tell(f"reads the neurons of {model}, {texts:,} sentences for their ranges, and clusters")
         transformer = loading.load(model)
         how: dict[str, Any] = {"top": top, "text": text, "n_texts": texts, "clusters": clusters}
-        concepts = layerleap.index(
-            transformer, out_file, seed=seed, tell=tell, progress=progress, **how
-        )
+        concepts = layerleap.index(transformer, out_file, seed=seed, progress=progress, **how)
     if json:
         print_json(concepts.to_dict())
     else:
@@ -100,7 +98,7 @@ def search(
             concepts = ConceptIndex.open(transformer, index)
         else:
             with TerminalProgress() as progress:
-                concepts = layerleap.index(transformer, tell=tell, progress=progress)
+                concepts = layerleap.index(transformer, progress=progress)
         how: dict[str, Any] = {"side": side, "space": space}
         show(concepts.search(query, top=top, **how), json=json)
 

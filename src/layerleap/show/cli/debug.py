@@ -81,12 +81,11 @@ def debug(
                     bank,
                     index_file or index,
                     other_model=other_model,
-                    tell=tell,
                     progress=progress,
                 )
             if index is None:
                 _offer_index(debugger)
-            access = Access(host, listening.getsockname()[1], tell=_show_next)
+            access = Access(host, listening.getsockname()[1], announce=_show_next)
             worker = Worker(Limits().waiting)
             server = make_server(debugger, access, listening, worker=worker)
             out.print(access.url, highlight=False, soft_wrap=True)

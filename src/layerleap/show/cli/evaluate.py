@@ -77,9 +77,7 @@ def evaluate(
         for name in bank or ["default"]:
             label = Path(name).name
             label = label if label not in banks else name
-            banks[label] = find_bank(
-                transformer, name, other_model=other_model, tell=tell, progress=progress
-            )
+            banks[label] = find_bank(transformer, name, other_model=other_model, progress=progress)
         cutting = {"unit": unit, "positions": positions, "field": field}
         chosen: dict[str, Any] = {k: v for k, v in cutting.items() if v is not None}
         sampling = replace(sampling_of(next(iter(banks.values()))), **chosen)

@@ -140,7 +140,6 @@ def generate(
                 other_model=other_model,
                 compare=compare,
                 on_token=painter,
-                tell=tell,
                 progress=progress,
                 **exits,
                 **how,

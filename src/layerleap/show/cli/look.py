@@ -123,7 +123,7 @@ def check(
         from layerleap.models.discovery.laws import check
         from layerleap.models.load import load_bare
 
-        bare = load_bare(model, tell=tell, revision=loading.revision, dtype=loading.dtype)
+        bare = load_bare(model, revision=loading.revision, dtype=loading.dtype)
         how: dict[str, Any] = {"laws": loading.laws, "blocks": loading.blocks}
         verdicts = check(bare, tail=options.parse_words(loading.tail), **how)
         show(verdicts, json=json)
@@ -174,7 +174,6 @@ def read(
                 transformer,
                 None if no_bank else bank or "default",
                 other_model=other_model,
-                tell=tell,
                 progress=progress,
             )
         lens = Lens(transformer, shortcuts)

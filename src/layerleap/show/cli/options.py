@@ -99,7 +99,7 @@ class Loading:
         options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         options |= {"blocks": self.blocks, "tail": parse_words(self.tail), "laws": self.laws}
         tell(f"loading {model}")  # before the first slow import
-        return layerleap.load(model, tell=tell, **options)
+        return layerleap.load(model, **options)
 
 
 @dataclass(frozen=True)

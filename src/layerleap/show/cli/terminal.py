@@ -1,6 +1,7 @@
 """Terminal output: one line per error, progress on stderr, results on stdout."""
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,11 +21,38 @@ out = Console()
 err = Console(stderr=True)
 
 
+class _Lines(logging.Handler):
+    """Prints what the library logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(record.getMessage())
+
+
+LINES = _Lines(logging.INFO)
+
+
+@contextmanager
+def _log_shown() -> Iterator[None]:
+    """Print the library's log inside a `with` block, each line once."""
+    logger = logging.getLogger("layerleap")
+    if LINES in logger.handlers:
+        yield
+        return
+    level = logger.level
+    logger.addHandler(LINES)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(LINES)
+        logger.setLevel(level)
+
+
 @contextmanager
 def clean_errors() -> Iterator[None]:
     """Print expected errors as one red line (exit code 2); after Ctrl-C, say what was kept."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _log_shown():
             warnings.simplefilter("always", LayerleapWarning)
             warnings.showwarning = partial(_show_warning, warnings.showwarning)
             yield

@@ -38,12 +38,12 @@ class Access:
     Args:
         host: the address it listens on.
         port: of the server; cookies do not tell ports apart, so it is in the cookie's name.
-        tell: is called with every new one-time link.
+        announce: is called with every new one-time link.
     """
 
     host: str = "127.0.0.1"
     port: int = 8123
-    tell: Callable[[str], None] = lambda link: None
+    announce: Callable[[str], None] = lambda link: None
     _link: str = field(default_factory=lambda: token_urlsafe(24), repr=False)
     _secret: str = field(default_factory=lambda: token_urlsafe(32), repr=False)
 
@@ -100,7 +100,7 @@ class Access:
         if not _same(token, self._link):
             return None
         self._link = token_urlsafe(24)
-        self.tell(self.url)
+        self.announce(self.url)
         return f"{self.cookie}={self._secret}; Path=/; HttpOnly; SameSite=Strict"
 
 

@@ -4,9 +4,10 @@ In: a wrapped model. Out: a server on a thread of this process, and an object th
 """
 
 import html
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,6 +18,8 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.show.web import need_web
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from layerleap.act.debug.debugger import Debugger
@@ -122,7 +125,6 @@ def debug(
     other_model: bool = False,
     index: bool | str | Path | None = None,
     port: int | None = None,
-    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> DebugSession:
     """Start the debugger of `model` on this machine and return at once.
@@ -149,9 +151,7 @@ def debug(
     chosen = port if port is not None else next_free("127.0.0.1", PORT - 1) or 0
     listening = listen("127.0.0.1", chosen)
     try:
-        debugger = open_debugger(
-            model, bank, index, other_model=other_model, tell=tell, progress=progress
-        )
+        debugger = open_debugger(model, bank, index, other_model=other_model, progress=progress)
         access = Access(port=listening.getsockname()[1])
         server = make_server(debugger, access, listening, in_notebook=in_notebook())
     except BaseException:
@@ -178,18 +178,17 @@ def open_debugger(
     index: bool | str | Path | None,
     *,
     other_model: bool = False,
-    tell: Callable[[str], None],
     progress: Progress | bool,
 ) -> "Debugger":
     """The debugger of a model, with its lenses and its index."""
     from layerleap.act.debug.debugger import Debugger
     from layerleap.maps.fit import find_bank
 
-    shortcuts = find_bank(model, bank, other_model=other_model, tell=tell, progress=progress)
-    concepts, no_index = _find_index(model, index, tell, progress)
+    shortcuts = find_bank(model, bank, other_model=other_model, progress=progress)
+    concepts, no_index = _find_index(model, index, progress)
 
     def find_index() -> Any:
-        return _find_index(model, None, tell, progress)[0]
+        return _find_index(model, None, progress)[0]
 
     return Debugger(
         model,
@@ -204,7 +203,6 @@ def open_debugger(
 def _find_index(
     model: Transformer,
     index: bool | str | Path | None,
-    tell: Callable[[str], None],
     progress: Progress | bool,
 ) -> tuple[Any, str | None]:
     """The concept index, or why there is none."""
@@ -219,7 +217,7 @@ def _find_index(
     if isinstance(index, str | Path):
         return ConceptIndex.open(model, index), None
     if index:
-        tell("building the concept index, unless it is there")
+        logger.info("building the concept index, unless it is there")
         return build.index(model, progress=progress), None
     try:
         return ConceptIndex.open(model), None
