@@ -15,7 +15,7 @@ from common import MODEL, Row, interleave, median, timed
 
 from layerleap import Sampling, Transformer, load
 from layerleap.maps.fit import solve_bank
-from layerleap.stats.tally import Tally, run_tally
+from layerleap.stats.fit_statistics import FitStatistics, accumulate
 from layerleap.stream.examples import Batch, iter_batches, iter_examples
 
 ROUNDS = 5
@@ -42,19 +42,19 @@ def _row(transformer: Transformer, positions: str, n_texts: int) -> Row:
         "text": "wikipedia",
         "sampling": sampling.to_dict(),
     }
-    tally = Tally.empty(transformer, "final", about)
+    stats = FitStatistics.empty(transformer, "final", about)
 
     sides = {
-        "ours": lambda number: run_tally(transformer, rounds[number], tally),
+        "ours": lambda number: accumulate(transformer, rounds[number], stats),
         "peer": _passes(transformer.model, rounds),
         "headless": _passes(transformer.model.base_model, rounds),
     }
     warm = [[replace(rounds[0][0], index=0)]]
-    run_tally(transformer, warm[0], Tally.empty(transformer, "final", about))
+    accumulate(transformer, warm[0], FitStatistics.empty(transformer, "final", about))
     for module in (transformer.model, transformer.model.base_model):
         _passes(module, warm)(0)
     samples = interleave(sides, len(rounds))
-    solving = [timed(lambda: solve_bank(tally)) for _ in range(3)]
+    solving = [timed(lambda: solve_bank(stats)) for _ in range(3)]
     ours = median(samples["ours"]) * len(rounds) + median(solving)
     peer, headless = (median(samples[name]) * len(rounds) for name in ("peer", "headless"))
     detail = {
@@ -62,7 +62,7 @@ def _row(transformer: Transformer, positions: str, n_texts: int) -> Row:
         "samples": samples,
         "solving": solving,
         "texts": n_texts,
-        "n": tally.fit.n,
+        "n": stats.fit.n,
         "tokens": sum(b.n_tokens for part in rounds for b in part),
         "headless": headless,
         "ratio_headless": ours / headless,

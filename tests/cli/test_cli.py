@@ -437,7 +437,7 @@ def test_no_space_left_on_the_disk(
         refused(run(*fit), "No space left on device")
     # The pass over the text is not lost: the same command goes on from its end.
     assert [path.name for path in tmp_path.iterdir()] == [".bank.fitting.safetensors"]
-    monkeypatch.setattr("layerleap.stats.tally._add", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr("layerleap.stats.fit_statistics._add", lambda *_: pytest.fail("ran again"))
     assert run(*fit).exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["bank"]
 
@@ -486,12 +486,12 @@ def test_interruption_keeps_the_checkpoint_and_the_next_run_ends_the_same(
     folder: Path, text: Path, bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from layerleap import ShortcutBank
-    from layerleap.stats import tally
+    from layerleap.stats import fit_statistics
 
     monkeypatch.setattr(COLLECT, "TOKENS_PER_BATCH", 64)
     fit = ("fit", folder, "--text", text, "--positions", "all", "-o")
     assert run(*fit, tmp_path / "whole").exit_code == 0
-    add, seen = tally._add, []
+    add, seen = fit_statistics._add, []
 
     def interrupted(*args: object) -> None:
         seen.append(1)
@@ -499,7 +499,7 @@ def test_interruption_keeps_the_checkpoint_and_the_next_run_ends_the_same(
             raise KeyboardInterrupt
         add(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tally, "_add", interrupted)
+    monkeypatch.setattr(fit_statistics, "_add", interrupted)
     out = tmp_path / "bank"
     result = run(*fit, out)
     assert result.exit_code == 130

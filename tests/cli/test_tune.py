@@ -81,7 +81,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bank(
 ) -> None:
     assert tune(place, tmp_path / "whole").exit_code == 0
     update, seen = Translator.update, 0
-    monkeypatch.setattr("layerleap.stats.tally.pause_after", lambda _: -1.0)
+    monkeypatch.setattr("layerleap.stats.fit_statistics.pause_after", lambda _: -1.0)
 
     def stopped(self: Translator, *rest: object) -> None:
         nonlocal seen

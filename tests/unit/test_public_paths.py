@@ -71,5 +71,5 @@ def test_files_of_statistics_may_be_named_by_strings(tmp_path):
     assert merged.fit.n == whole.fit.n
     assert len(ll.stats.StateFile(states).open()) == whole.fit.n
     merged.save(str(tmp_path / "merged.safetensors"))
-    assert ll.stats.Tally.load(str(tmp_path / "merged.safetensors")).fit.n == whole.fit.n
+    assert ll.stats.FitStatistics.load(str(tmp_path / "merged.safetensors")).fit.n == whole.fit.n
     assert not list(tmp_path.glob("*.part"))

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from layerleap import Lens, ShortcutBank, Transformer, fit, untrained
 from layerleap.errors import BadArtifact, BadText, NothingToFit
-from layerleap.stream import Batch, Census, Side
+from layerleap.stream import Batch, Side, TextCounts
 from layerleap.study import Tables, TextContext
 from layerleap_papers.beyond_the_top1.rows import SaturationData, observe
 from layerleap_papers.beyond_the_top1.saturation_settings import SaturationSettings
@@ -53,9 +53,9 @@ class SaturationContext(TextContext[SaturationSettings]):
         return "both" if self.bank is None else "held-out"
 
     @cached_property
-    def data_read(self) -> Census:
+    def data_read(self) -> TextCounts:
         """What there is to read."""
-        return self.census(self.side)
+        return self.text_counts(self.side)
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from layerleap import ShortcutBank, Transformer
 from layerleap.errors import BadText
 from layerleap.models.weights import all_heads, feed_forwards, unembedding
-from layerleap.stream import Census
+from layerleap.stream import TextCounts
 from layerleap.study import FitContext
 from layerleap_papers.embedding_space.embedding_settings import EmbeddingSettings
 from layerleap_papers.embedding_space.inner_products import Kept
@@ -70,7 +70,7 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
     @cached_property
     def observed(self) -> Observed:
         """One pass over the held-out text: active vectors, and top tokens of states."""
-        started, census = time.monotonic(), Census()
+        started, text_counts = time.monotonic(), TextCounts()
         carries = "carried" in self.sections
         # Too little text to fit on fails the section that needs it, not this one.
         bank = self.attempt("Carried states", lambda: self.bank) if carries else None
@@ -78,13 +78,13 @@ class EmbeddingContext(FitContext[EmbeddingSettings]):
         all_heads(self.model)
         observed = observe(
             self.model,
-            self.batches(census=census),
+            self.batches(text_counts=text_counts),
             bank,
             self.settings,
             generator=self.generator(0),
             progress=self.progress,
         )
-        self.read("read", self.text, census.to_dict(), started)
+        self.read("read", self.text, text_counts.to_dict(), started)
         return observed
 
     @cached_property

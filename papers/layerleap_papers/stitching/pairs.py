@@ -19,7 +19,7 @@ from layerleap.errors import BadText
 from layerleap.lens import POSITIVE, Documents, chunks
 from layerleap.memory import give_back
 from layerleap.models import record
-from layerleap.stream import Batch, Census, batches_of
+from layerleap.stream import Batch, TextCounts, batches_of
 from layerleap.study import Claim, below, in_words, pick
 from layerleap_papers.stitching.stitching_context import LINES, Kernels, StitchingContext
 
@@ -31,10 +31,10 @@ def tables(context: StitchingContext) -> study.Tables:
     """Losses of all stitched models and of both models alone."""
     a, b = context.model, context.other
     pairs = [(i, j) for i in context.grid(a) for j in context.grid(b)]
-    census, started = Census(), time.monotonic()
-    fits = context.batches("fit", census=census)
+    text_counts, started = TextCounts(), time.monotonic()
+    fits = context.batches("fit", text_counts=text_counts)
     kernels, reports = context.kernels(b, pairs, fits, context.settings.n_fit)
-    context.read("fit", context.text, census.to_dict(), started)
+    context.read("fit", context.text, text_counts.to_dict(), started)
     text_of_row, stitched, alone = measure(context, kernels)
     documents = Documents(text_of_row)
     damage = float((alone[:, 2] - alone[:, 0]).mean())
@@ -70,8 +70,8 @@ def measure(context: StitchingContext, kernels: Kernels) -> tuple[Tensor, Tensor
     alone: the second model, the first, and the guess by frequency.
     """
     frequency, started, texts = _log_frequency(context), time.monotonic(), 0
-    census, parts = Census(), []
-    for batch in context.batches(census=census):
+    text_counts, parts = TextCounts(), []
+    for batch in context.batches(text_counts=text_counts):
         if batch.gold is not None and (known := batch.gold >= 0).any():
             stitched, alone = _losses(context, kernels, frequency, batch, known)
             parts.append((batch.documents[known], stitched, alone))
@@ -80,7 +80,7 @@ def measure(context: StitchingContext, kernels: Kernels) -> tuple[Tensor, Tensor
             give_back()
     if not parts:
         raise BadText("no position with a next token to predict was found; give longer texts")
-    context.read("read", context.text, census.to_dict(), started)
+    context.read("read", context.text, text_counts.to_dict(), started)
     documents, stitched, alone = (torch.cat(part) for part in zip(*parts, strict=True))
     return documents, stitched, alone
 

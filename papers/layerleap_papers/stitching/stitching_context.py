@@ -16,7 +16,7 @@ from layerleap import LayerleapError, Transformer, load
 from layerleap.act.stitch import Carry, kernel_map
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps import FitReport, LayerPair, embedding_kernel, fit_kernels, shared_tokens
-from layerleap.stream import Batch, Census, Sampling, batches_of, require_text
+from layerleap.stream import Batch, Sampling, TextCounts, batches_of, require_text
 from layerleap.study import Line, Row, TextContext, TextSettings, option
 from layerleap.zoo import SHORT, TEXT_NAMES, fetch, is_held_out
 
@@ -186,9 +186,11 @@ class StitchingContext(TextContext[StitchingSettings]):
         )
 
         def batches() -> Iterator[Batch]:
-            census = Census()
-            yield from batches_of(self.model, chosen, sampling, side="both", census=census)
-            self.read("fit kernels", s.reviews, census.to_dict(), started)
+            text_counts = TextCounts()
+            yield from batches_of(
+                self.model, chosen, sampling, side="both", text_counts=text_counts
+            )
+            self.read("fit kernels", s.reviews, text_counts.to_dict(), started)
 
         return batches(), len(chosen)
 

@@ -14,7 +14,15 @@ from typing import Self, TypeVar
 from layerleap import Transformer
 from layerleap.errors import BadSettings
 from layerleap.models.weights import FeedForward, feed_forwards
-from layerleap.stream import DENSEST_MASKS, Batch, Census, Side, batches_of, modality, reads_pairs
+from layerleap.stream import (
+    DENSEST_MASKS,
+    Batch,
+    Side,
+    TextCounts,
+    batches_of,
+    modality,
+    reads_pairs,
+)
 from layerleap.study import TextContext, TextSettings, option
 from layerleap_papers.topk_attention.comparisons import Rows
 
@@ -152,10 +160,10 @@ class SparsityContext(TextContext[SparsitySettings]):
     def _rows(
         self, role: str, words: str, batches: Callable[..., Iterator[Batch]], n: int | None
     ) -> Rows:
-        started, census = time.monotonic(), Census()
-        read = batches(census=census)
+        started, text_counts = time.monotonic(), TextCounts()
+        read = batches(text_counts=text_counts)
         rows = Rows.of(self.model, read, lambda done: self.progress(words, done, n))
-        self.read(role, self.text, census.to_dict(), started)
+        self.read(role, self.text, text_counts.to_dict(), started)
         return rows
 
     @property

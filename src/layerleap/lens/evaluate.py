@@ -28,7 +28,7 @@ from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table, Wide
 from layerleap.results.plain import plain
 from layerleap.stream.batches import batches_of
-from layerleap.stream.examples import Batch, Census, Sampling
+from layerleap.stream.examples import Batch, Sampling, TextCounts
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import Side
 
@@ -239,13 +239,13 @@ def evaluate(
         name, source, sampling = _source(transformer, text, sampling, side, starts, n_texts, report)
         keep = side == "fit" if keep_fitted is None else keep_fitted
         fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
-        census = Census(leave_out=frozenset() if keep else fitted)
+        text_counts = TextCounts(leave_out=frozenset() if keep else fitted)
         options: dict[str, Any] = {
             "side": side,
             "n_texts": n_texts,
             "tokens_per_batch": tokens_per_batch,
         }
-        batches = batches_of(transformer, source, sampling, census=census, **options)
+        batches = batches_of(transformer, source, sampling, text_counts=text_counts, **options)
         errors = {name: MapErrors(one) for name, one in to_last.items()}
 
         def on_states(states: Mapping[int, Tensor], batch: Batch) -> None:
@@ -258,14 +258,14 @@ def evaluate(
             watched: dict[str, Any] = {"progress": report, "total": n_texts, "phase": "evaluating"}
             scores = score(transformer, lenses, batches, on_states=on_states, **watched)
         except BadText as error:
-            if not census.left_out:
+            if not text_counts.left_out:
                 raise
-            raise _too_little(name, 0, 0, census.left_out) from error
+            raise _too_little(name, 0, 0, text_counts.left_out) from error
     n_rows, n_documents = len(scores.documents), len(scores.documents.unique())
     if n_documents < 2:
-        raise _too_little(name, n_rows, n_documents, census.left_out)
-    is_fitted_on, table = bool(census.used & fitted), [*scores.table(), *_r2_rows(errors)]
-    documents = is_fitted_on, census.left_out, unknown
+        raise _too_little(name, n_rows, n_documents, text_counts.left_out)
+    is_fitted_on, table = bool(text_counts.used & fitted), [*scores.table(), *_r2_rows(errors)]
+    documents = is_fitted_on, text_counts.left_out, unknown
     return Evaluation(
         first.model, name, side, *documents, first.n_layers, n_rows, n_documents, table
     )

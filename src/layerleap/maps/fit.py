@@ -43,9 +43,9 @@ from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
 from layerleap.stats.collect import METHOD as COLLECTED, collect, finish, own_checkpoint
+from layerleap.stats.fit_statistics import FitStatistics, world
 from layerleap.stats.moments import Moments, Pairs
 from layerleap.stats.saved_states import StateFile
-from layerleap.stats.tally import Tally, world
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import default_text
@@ -65,7 +65,7 @@ SCORED_TEXTS = 100  # held-out texts behind the scores in a card, one row each
 
 
 def solve_bank(
-    tally: Tally,
+    stats: FitStatistics,
     transformer: Transformer | None = None,
     *,
     intercept: bool | None = None,
@@ -73,53 +73,53 @@ def solve_bank(
     rank: int | None = None,
     progress: Progress = silent,
 ) -> ShortcutBank:
-    """A bank of every map that the tally's moments determine; see `maps.linear.solve`.
+    """A bank of every map that their moments determine; see `maps.linear.solve`.
 
     Options default to those given to `collect`, else to plain least squares. With a model, a ridge
     is chosen by the KL of readings, otherwise by squared errors. Maps of parts always have full
     rank, and no penalty if the ridge is chosen.
     """
     arguments = {"intercept": intercept, "ridge": ridge, "rank": rank}
-    options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
+    options = {"intercept": False, "ridge": 0.0, "rank": None, **stats.about.get("solve", {})}
     options |= {key: value for key, value in arguments.items() if value is not None}
-    moments, n_unused = _moments_for(tally, options["ridge"])
+    moments, n_unused = _moments_for(stats, options["ridge"])
     by_default = options["ridge"] is None
     if by_default:
         options["ridge"] = FEW_ROWS_RIDGE if _is_few(moments) else 0.0
     may_need_ridge = moments.flush().n < CHOSEN_BELOW * moments.d_model
     is_chosen = options["ridge"] == "auto" or (by_default and may_need_ridge)
     chooser, why = None, {}
-    if is_chosen and transformer and tally.sample is not None:
+    if is_chosen and transformer and stats.sample is not None:
         options["ridge"] = "auto"
-        fresh = without_rows(moments, tally.sample) if by_default else moments
-        chooser = RidgeChooser(transformer, fresh, tally.sample, intercept=options["intercept"])
-        why = {"ridge": _why_chosen(moments, tally.sample, by_default=by_default)}
+        fresh = without_rows(moments, stats.sample) if by_default else moments
+        chooser = RidgeChooser(transformer, fresh, stats.sample, intercept=options["intercept"])
+        why = {"ridge": _why_chosen(moments, stats.sample, by_default=by_default)}
     maps, fits = [], []
     for src in range(moments.n_layers):
         solving = {**options, "ridge": chooser.choose(src)} if chooser else options
-        for linear, report in solve(moments, src, ridge_rows=tally.ridge_rows, **solving):
+        for linear, report in solve(moments, src, ridge_rows=stats.ridge_rows, **solving):
             maps.append(linear)
             fits.append(report)
         progress("solving", src + 1, moments.n_layers, "layers")
     parts: dict[tuple[int, str], Map] = {}
-    if tally.parts is not None:
+    if stats.parts is not None:
         penalty = 0.0 if isinstance(options["ridge"], str) else options["ridge"]
         plain = {"intercept": options["intercept"], "ridge": penalty}
-        parts, part_fits = solve_parts(tally.parts, tally.block_parts, **plain, progress=progress)
+        parts, part_fits = solve_parts(stats.parts, stats.block_parts, **plain, progress=progress)
         fits += part_fits
-    data = {"text": tally.about["text"], **tally.about.get("data", {}), "rows_fitted": moments.n}
-    if hooks := tally.about.get("hooks"):
+    data = {"text": stats.about["text"], **stats.about.get("data", {}), "rows_fitted": moments.n}
+    if hooks := stats.about.get("hooks"):
         data["hooks"] = hooks  # of others, that the model had
     return ShortcutBank(
         maps,
-        model=tally.about["model"],
+        model=stats.about["model"],
         n_layers=moments.n_layers,
         d_model=moments.d_model,
         parts=parts,
         fits=fits,
-        settings={**options, **tally.about["sampling"]},
+        settings={**options, **stats.about["sampling"]},
         data={**data, **why, "ridge_rows": n_unused},
-        documents=tally.documents,
+        documents=stats.documents,
     )
 
 
@@ -145,20 +145,20 @@ def _is_few(moments: Moments) -> bool:
     return rows < least
 
 
-def _moments_for(tally: Tally, ridge: float | str | None) -> tuple[Moments, int]:
+def _moments_for(stats: FitStatistics, ridge: float | str | None) -> tuple[Moments, int]:
     """The moments to fit on, and the number of rows not used in the fit."""
-    ridge_rows = tally.ridge_rows
+    ridge_rows = stats.ridge_rows
     if ridge == "auto" and ridge_rows is None:
         raise BadSettings(
             "ridge 'auto' needs rows held back, but these statistics have none: collect them again "
             "with --ridge auto (choose_ridge=True), or give a ridge as a number"
         )
     if ridge_rows is None:
-        return tally.fit, 0
+        return stats.fit, 0
     # Rows to choose a ridge on have no moments to inner layers.
-    if ridge == "auto" or ridge_rows.shape != tally.fit.shape:
-        return tally.fit, ridge_rows.flush().n
-    return tally.fit.merge(ridge_rows), 0
+    if ridge == "auto" or ridge_rows.shape != stats.fit.shape:
+        return stats.fit, ridge_rows.flush().n
+    return stats.fit.merge(ridge_rows), 0
 
 
 @checked
@@ -208,7 +208,7 @@ def fit(
     check_solving(ridge, rank, transformer.d_model)
     solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
     with reporting(progress) as report:
-        tally = collect(
+        stats = collect(
             transformer,
             text,
             sampling,
@@ -225,7 +225,7 @@ def fit(
             save_states=save_states,
             tokens_per_batch=tokens_per_batch,
         )
-        bank = solve_bank(tally, transformer, progress=report)
+        bank = solve_bank(stats, transformer, progress=report)
         if evaluate and world()[0] == 0:
             bank = with_scores(transformer, bank, text, progress=report)
     return bank

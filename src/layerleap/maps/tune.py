@@ -46,8 +46,8 @@ from layerleap.results.base import Result
 from layerleap.results.columns import Column, Row, Table
 from layerleap.short_repr import ShortRepr
 from layerleap.stats.collect import collect
+from layerleap.stats.fit_statistics import Saver
 from layerleap.stats.saved_states import SavedStates, StateFile
-from layerleap.stats.tally import Saver
 from layerleap.stats.tensor_file import TensorFile, require_same_run
 from layerleap.stream.examples import Sampling
 
@@ -450,7 +450,7 @@ def tune(
         work = Path(name)
         work.mkdir(parents=True, exist_ok=True)
         file = StateFile(work / "states", limit=max_states, seed=tuning.seed)
-        tally = collect(
+        stats = collect(
             transformer,
             text,
             sampling,
@@ -466,7 +466,7 @@ def tune(
             transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=report
         )
         if bank.documents is not None:
-            tuned = tuned.changed(documents=bank.documents | (tally.documents or set()))
+            tuned = tuned.changed(documents=bank.documents | (stats.documents or set()))
         if evaluate:
             tuned = with_scores(transformer, tuned, text, progress=report)
         return Tuned(tuned, record)

@@ -1,7 +1,7 @@
 """Statistics of hidden states: collected in one pass, in constant memory, mergeable.
 
-    tally = collect(model, "wikipedia")     one pass over the text
-    tally.fit.xx(3)                         sums over all rows, float64
+    stats = collect(model, "wikipedia")     one pass over the text
+    stats.fit.xx(3)                         sums over all rows, float64
 
 The moments hold everything a linear map needs. Runs can be resumed from a checkpoint, split into
 shards (`merge` adds them up) or distributed with torchrun.

@@ -1,6 +1,6 @@
 """Collect the statistics of a text in one pass; it can be resumed and split into shards.
 
-In: a wrapped model and a text. Out: a `Tally`, from which maps are solved.
+In: a wrapped model and a text. Out: a `FitStatistics`, from which maps are solved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,18 @@ from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.stats.fit_statistics import (
+    FitStatistics,
+    accumulate,
+    sum_over_processes,
+    wait_for_all,
+    world,
+)
 from layerleap.stats.moments import Pairs, load_about
 from layerleap.stats.saved_states import StateFile, StateWriter
-from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
 from layerleap.stats.tensor_file import require_same_run
 from layerleap.stream.batches import batches_of, check_amounts
-from layerleap.stream.examples import Census, Sampling
+from layerleap.stream.examples import Sampling, TextCounts
 from layerleap.stream.sampling import check_shard
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import pack_fingerprints
@@ -47,7 +53,7 @@ def collect(
     save_states: StateFile | str | Path | None = None,
     tokens_per_batch: int | None = None,
     progress: Progress = silent,
-) -> Tally:
+) -> FitStatistics:
     """Moments of the fitting documents of `text`, collected in one pass.
 
     Args:
@@ -62,7 +68,7 @@ def collect(
         solving: default options for `solve_bank`, stored with the result.
         shard: (index, number of shards) if several runs share the work.
         checkpoint: a file to save to about every half minute, and to resume from. The finished
-            tally stays there; call `finish` once your results are saved.
+            stats stays there; call `finish` once your results are saved.
         save_states: a file for a sample of the states fitted on, which `tune` trains on.
         tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
     """
@@ -105,43 +111,43 @@ def collect(
         "hooks": in_words(foreign_code(transformer.model)) or None,
     }
     path = own_checkpoint(checkpoint)
-    tally = _resume(path, about)
-    if tally is None:
-        tally = Tally.empty(transformer, pairs, about, choose_ridge=choose_ridge)
-    census = Census()
+    stats = _resume(path, about)
+    if stats is None:
+        stats = FitStatistics.empty(transformer, pairs, about, choose_ridge=choose_ridge)
+    text_counts = TextCounts()
     batches = batches_of(
         transformer,
         source,
         sampling,
         n_texts=n_texts,
-        census=census,
+        text_counts=text_counts,
         tokens_per_batch=tokens,
         ridge_share=RIDGE_SHARE if choose_ridge or keep_sample else 0.0,
     )
     with (
-        closing(StateWriter(file, transformer, tally.fit.rows)) if file else nullcontext()
+        closing(StateWriter(file, transformer, stats.fit.rows)) if file else nullcontext()
     ) as writer:
-        run_tally(
+        accumulate(
             transformer,
             batches,
-            tally,
+            stats,
             shard=process_shard,
             checkpoint=path,
             writer=writer,
             progress=progress,
             total=None if n_texts is None else -(-n_texts // process_shard[1]),
         )
-    documents = pack_fingerprints(census.used)
-    tally.about = {**about, "data": census.to_dict(), "documents": documents}
-    reduce_tally(tally)
-    if tally.fit.n == 0 and not shard:
+    documents = pack_fingerprints(text_counts.used)
+    stats.about = {**about, "data": text_counts.to_dict(), "documents": documents}
+    sum_over_processes(stats)
+    if stats.fit.n == 0 and not shard:
         raise NothingToFit(
             "no position to fit on: the text is empty, every piece is too short, or every document "
             "is held out; give more documents"
         )
     if writer is not None:
         writer.finish()
-    return tally
+    return stats
 
 
 def own_checkpoint(checkpoint: str | Path | None) -> Path | None:
@@ -152,16 +158,16 @@ def own_checkpoint(checkpoint: str | Path | None) -> Path | None:
     return Path(checkpoint).with_suffix(f".{rank}of{n_processes}{Path(checkpoint).suffix}")
 
 
-def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
-    """The tally of an earlier run with the same settings, if there is one."""
+def _resume(checkpoint: Path | None, about: dict[str, Any]) -> FitStatistics | None:
+    """The statistics of an earlier run with the same settings, if there is one."""
     if checkpoint is None or not checkpoint.exists():
         return None
-    tally = Tally.load(checkpoint)
+    stats = FitStatistics.load(checkpoint)
     # The solving options do not affect the sums.
     sums = {key: value for key, value in about.items() if key != "solve"}
-    require_same_run(checkpoint, tally.about, sums)
-    tally.about = about
-    return tally
+    require_same_run(checkpoint, stats.about, sums)
+    stats.about = about
+    return stats
 
 
 def finish(checkpoint: str | Path | None) -> None:
@@ -172,7 +178,7 @@ def finish(checkpoint: str | Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def merge(paths: Sequence[str | Path]) -> Tally:
+def merge(paths: Sequence[str | Path]) -> FitStatistics:
     """The sum of all shards of one run, read one file at a time."""
     if not paths:
         raise BadSettings("nothing to merge: name the files of all shards")
@@ -185,9 +191,9 @@ def merge(paths: Sequence[str | Path]) -> Tally:
         raise BadSettings(f"a shard was given twice: {shards} of {of}")
     if missing := set(range(of)) - set(shards):
         raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
-    total = Tally.load(paths[0])
+    total = FitStatistics.load(paths[0])
     for path in paths[1:]:
-        total = total.merge(Tally.load(path))
+        total = total.merge(FitStatistics.load(path))
     return total
 
 

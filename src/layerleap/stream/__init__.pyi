@@ -3,8 +3,8 @@ from .batches import Modality as Modality, batches_of as batches_of, modality as
 from .examples import (
     DENSEST_MASKS as DENSEST_MASKS,
     Batch as Batch,
-    Census as Census,
     Sampling as Sampling,
+    TextCounts as TextCounts,
     iter_examples as iter_examples,
     reads_pairs as reads_pairs,
     require_text as require_text,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from layerleap.errors import BadSettings, check_choice
 from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import Batch, Census, Sampling, iter_batches, iter_examples
+from layerleap.stream.examples import Batch, Sampling, TextCounts, iter_batches, iter_examples
 from layerleap.stream.images import image_batches
 from layerleap.stream.sounds import sound_batches
 from layerleap.stream.split import Side
@@ -37,7 +37,7 @@ def batches_of(
     *,
     side: Side = "fit",
     n_texts: int | None = None,
-    census: Census | None = None,
+    text_counts: TextCounts | None = None,
     ridge_share: float = 0.0,
     tokens_per_batch: int = 1024,
 ) -> Iterator[Batch]:
@@ -50,15 +50,15 @@ def batches_of(
         sampling: how documents are cut into texts and positions chosen, where that applies.
         side: use the documents (images, clips) to fit on, the held-out ones, or both.
         n_texts: stop after that many texts, images or clips.
-        census: counts what is read.
+        text_counts: counts what is read.
         ridge_share: share of the fitting side that is held back to choose a ridge.
         tokens_per_batch: padded tokens per batch of text; ignored for images and speech.
     """
     check_choice(side, Side, "side")
     check_amounts(n_texts, tokens_per_batch)
-    census = census if census is not None else Census()
+    text_counts = text_counts if text_counts is not None else TextCounts()
     kind = modality(transformer)
-    how: dict[str, Any] = {"side": side, "census": census, "ridge_share": ridge_share}
+    how: dict[str, Any] = {"side": side, "text_counts": text_counts, "ridge_share": ridge_share}
     how["n_texts"] = n_texts
     if kind == "text":
         examples = iter_examples(transformer, source, sampling, **how)

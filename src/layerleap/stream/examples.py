@@ -124,7 +124,7 @@ class Batch(ShortRepr):
 
 
 @dataclass
-class Census:
+class TextCounts:
     """Counts what has been read so far, and a fingerprint of it."""
 
     documents: int = 0
@@ -173,7 +173,7 @@ def iter_examples(
     *,
     side: Side = "fit",
     n_texts: int | None = None,
-    census: Census | None = None,
+    text_counts: TextCounts | None = None,
     ridge_share: float = 0.0,
 ) -> Iterator[Example]:
     """The examples of one side of a text; a hash of each document decides its side.
@@ -184,18 +184,18 @@ def iter_examples(
         sampling: how to cut texts and choose positions.
         side: use the documents to fit on, the held-out ones, or both.
         n_texts: stop after that many texts.
-        census: counts what is read.
+        text_counts: counts what is read.
         ridge_share: share of the fitting documents that is held back to choose a ridge.
     """
     check_choice(side, Side, "side")
     encoder = _Encoder(transformer, sampling)
-    census = census if census is not None else Census()
+    text_counts = text_counts if text_counts is not None else TextCounts()
 
     def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
         iterate = iter_pairs if reads_pairs(transformer) else iter_documents
         for number, document in enumerate(iterate(source, field=sampling.field)):
             held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-            if not (on_side(side, held_out) and census.admits(number, document.text)):
+            if not (on_side(side, held_out) and text_counts.admits(number, document.text)):
                 continue
             ridge_rows = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
             yield document, encoder.examples(document, number, ridge_rows)
@@ -203,9 +203,9 @@ def iter_examples(
     numbers: set[int] = set()
     for example in islice(_alternate(documents_of_side()), n_texts):
         numbers.add(example.document)
-        census.use(example.document)
-        census.documents = len(numbers)
-        census.note_example(example)
+        text_counts.use(example.document)
+        text_counts.documents = len(numbers)
+        text_counts.note_example(example)
         yield example
 
 

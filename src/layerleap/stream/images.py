@@ -19,7 +19,7 @@ from layerleap.errors import BadMedia, BadSettings
 from layerleap.extras import library
 from layerleap.files import files_under
 from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import Batch, Census, Sampling
+from layerleap.stream.examples import Batch, Sampling, TextCounts
 from layerleap.stream.places import SUFFIXES, check_images
 from layerleap.stream.split import Side, on_side
 from layerleap.zoo.catalog import IMAGE_NAMES
@@ -82,7 +82,7 @@ def image_batches(
     side: Side = "held-out",
     n_texts: int | None = None,
     per_batch: int = 16,
-    census: Census | None = None,
+    text_counts: TextCounts | None = None,
     ridge_share: float = 0.0,
 ) -> Iterator[Batch]:
     """Batches of images, each with the one position whose state reaches the logits.
@@ -92,14 +92,14 @@ def image_batches(
     out.
     """
     sampling = sampling or Sampling()
-    census = census if census is not None else Census()
+    text_counts = text_counts if text_counts is not None else TextCounts()
     _require_images(transformer)
     classes = dict(getattr(transformer.model.config, "label2id", None) or {})
     side_images = (
         labelled
         for labelled in iter_images(source, classes=classes, seed=sampling.seed)
         if on_side(side, is_held_out(labelled.image, sampling.held_out))
-        and census.admits(labelled.number, labelled.image.tobytes())
+        and text_counts.admits(labelled.number, labelled.image.tobytes())
     )
     images, index, n_positions = islice(side_images, n_texts), 0, 0
     while chunk := list(islice(images, per_batch)):
@@ -114,10 +114,10 @@ def image_batches(
                     f"image {labelled.number} has class {labelled.label}, but the model knows "
                     f"classes 0 to {transformer.d_vocab - 1}; use images of its classes"
                 )
-            census.documents += 1
-            census.use(labelled.number)
+            text_counts.documents += 1
+            text_counts.use(labelled.number)
             shape_and_pixels = f"{labelled.image.shape}".encode() + labelled.image.tobytes()
-            census.note(n_positions, 1, shape_and_pixels)
+            text_counts.note(n_positions, 1, shape_and_pixels)
         keep = transformer.pooled(torch.ones(len(chunk), n_positions))
         yield Batch(
             index,

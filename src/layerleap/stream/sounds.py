@@ -21,7 +21,7 @@ from layerleap.files import files_under
 from layerleap.models.discovery.probe import sound_shape
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
-from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
+from layerleap.stream.examples import Batch, Example, Sampling, TextCounts, collate
 from layerleap.stream.places import check_sounds
 from layerleap.stream.sampling import Positions, parse_positions
 from layerleap.stream.split import Side, fingerprint, is_held_out, on_side
@@ -92,7 +92,7 @@ def sound_batches(
     side: Side = "both",
     n_texts: int | None = None,
     per_batch: int = 4,
-    census: Census | None = None,
+    text_counts: TextCounts | None = None,
     ridge_share: float = 0.0,
 ) -> Iterator[Batch]:
     """Batches of recordings whose decoder input is the transcript.
@@ -102,13 +102,13 @@ def sound_batches(
     Of `sampling`, only `positions`, `held_out` and `seed` are used; None reads all positions.
     """
     sampling = sampling or Sampling(positions="all")
-    census = census if census is not None else Census()
+    text_counts = text_counts if text_counts is not None else TextCounts()
     _require_sound(transformer)
     policy = parse_positions(sampling.positions, sampling.seed)
 
     def is_on_side(document: Document) -> bool:
         held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-        return on_side(side, held_out) and fingerprint(document.text) not in census.leave_out
+        return on_side(side, held_out) and fingerprint(document.text) not in text_counts.leave_out
 
     clips = islice(iter_clips(source, seed=sampling.seed, is_used=is_on_side), n_texts)
     index, documents = 0, dict[str, int]()
@@ -118,10 +118,10 @@ def sound_batches(
             document = documents.setdefault(clip.split_document.name, len(documents))
             is_ridge = is_held_out(clip.split_document, share=ridge_share, seed=sampling.seed + 1)
             examples.append(_example(transformer, clip, document, policy, is_ridge))
-            census.admits(document, clip.split_document.text)
-            census.use(document)
-            census.documents = len(documents)
-            census.note_example(examples[-1])
+            text_counts.admits(document, clip.split_document.text)
+            text_counts.use(document)
+            text_counts.documents = len(documents)
+            text_counts.note_example(examples[-1])
         features = torch.cat([_features(transformer, clip) for clip in chunk])
         texts = collate(transformer, examples, index)
         decoder = {f"decoder_{name}": value for name, value in texts.inputs.items()}

@@ -27,9 +27,9 @@ from layerleap.maps.map_settings import check_solving
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.stats.collect import METHOD as collect_method, collect, finish
+from layerleap.stats.fit_statistics import FitStatistics
 from layerleap.stats.saved_states import SavedStates, StateFile
-from layerleap.stats.tally import Tally
-from layerleap.stream.examples import Census
+from layerleap.stream.examples import TextCounts
 from layerleap.stream.split import Side
 from layerleap.study.engine import option
 from layerleap.study.result import Row
@@ -81,7 +81,7 @@ class FitContext(TextContext[FS]):
     def fingerprint_of(self, side: Side, text: str) -> str:
         """A digest of one side of a text, counted once."""
         if (side, text) not in self._fingerprints:
-            self._fingerprints[side, text] = self.census(side, text).to_dict()["fingerprint"]
+            self._fingerprints[side, text] = self.text_counts(side, text).to_dict()["fingerprint"]
         return self._fingerprints[side, text]
 
     def fingerprint(self) -> list[str]:
@@ -132,7 +132,7 @@ class FitContext(TextContext[FS]):
             checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
             is_short = s.n_fit is not None and s.n_fit <= SHORT_PASS
             how: dict[str, Any] = {"n_texts": s.n_fit, "pairs": pairs, "parts": list(parts)}
-            tally = collect(
+            stats = collect(
                 self.model,
                 source,
                 sampling,
@@ -143,8 +143,8 @@ class FitContext(TextContext[FS]):
                 **how,
             )
             give_back()
-            bank, biased = self._solved(tally, text)
-            del tally
+            bank, biased = self._solved(stats, text)
+            del stats
             give_back()  # the moments take more memory than the maps
             if biased is not None:
                 biased.save_pretrained(_beside(folder))
@@ -154,17 +154,17 @@ class FitContext(TextContext[FS]):
         self.read("fit", text, fitted.bank.data, started)
         return fitted
 
-    def _solved(self, tally: Tally, text: str) -> tuple[ShortcutBank, ShortcutBank | None]:
+    def _solved(self, stats: FitStatistics, text: str) -> tuple[ShortcutBank, ShortcutBank | None]:
         """The bank, its parts without an intercept; and a bank of the same parts with one."""
-        s, block_parts, parts = self.settings, tally.block_parts, tally.parts
+        s, block_parts, parts = self.settings, stats.block_parts, stats.parts
         plain, biased = (
             solve_parts(parts, block_parts, intercept=bias, progress=self.progress)
             if parts is not None
             else ({}, [])
             for bias in (False, True)
         )
-        tally.parts = parts = None  # frees much memory
-        bank = solve_bank(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
+        stats.parts = parts = None  # frees much memory
+        bank = solve_bank(stats, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
         bank = bank.changed(data={**bank.data, "text": text})
         if not block_parts:
             return bank, None
@@ -183,14 +183,14 @@ class FitContext(TextContext[FS]):
             banks: by label.
             errors: also measures R2 on the same rows.
         """
-        started, census = time.monotonic(), Census()
+        started, text_counts = time.monotonic(), TextCounts()
         lenses = {"-": Lens(self.model)}
         lenses |= {label: Lens(self.model, bank) for label, bank in banks.items()}
         try:
             scores = score(
                 self.model,
                 lenses,
-                self.batches(text=text, census=census),
+                self.batches(text=text, text_counts=text_counts),
                 on_states=None if errors is None else errors.add,
                 progress=self.progress,
                 total=self.settings.n_read,
@@ -201,7 +201,7 @@ class FitContext(TextContext[FS]):
                 f"{error}; no document of {text!r} fell to the held-out side: give more documents, "
                 "or another seed"
             ) from error
-        self.read("read", text, census.to_dict(), started)
+        self.read("read", text, text_counts.to_dict(), started)
         return scores
 
     def counts(self, role: str, text: str) -> Row:

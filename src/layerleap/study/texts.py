@@ -15,7 +15,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.stream import espeak, generated
 from layerleap.stream.batches import batches_of, modality
-from layerleap.stream.examples import Batch, Census, Sampling
+from layerleap.stream.examples import Batch, Sampling, TextCounts
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import Side
 from layerleap.study.engine import Context, Settings, option
@@ -141,33 +141,38 @@ class TextContext(Context[TS]):
         side: Side = "held-out",
         *,
         text: str | None = None,
-        census: Census | None = None,
+        text_counts: TextCounts | None = None,
         model: Transformer | None = None,
     ) -> Iterator[Batch]:
         """One side of a text, always in the same order; for another model if one is given."""
         source, sampling = self.source(text)
         n_texts = self.settings.n_fit if side == "fit" else self.settings.n_read
         return batches_of(
-            model or self.model, source, sampling, side=side, n_texts=n_texts, census=census
+            model or self.model,
+            source,
+            sampling,
+            side=side,
+            n_texts=n_texts,
+            text_counts=text_counts,
         )
 
-    def census(
+    def text_counts(
         self, side: Side = "held-out", text: str | None = None, *, may_be_empty: bool = False
-    ) -> Census:
+    ) -> TextCounts:
         """What there is on one side, counted without running the model; none is an error."""
-        census = Census()
-        for _ in self.batches(side, text=text, census=census):
+        text_counts = TextCounts()
+        for _ in self.batches(side, text=text, text_counts=text_counts):
             pass
-        if not census.texts and not may_be_empty:
+        if not text_counts.texts and not may_be_empty:
             raise BadText(
                 f"no document of {text or self.text!r} fell to the {side} side; give more "
                 "documents, or another seed"
             )
-        return census
+        return text_counts
 
     def fingerprint(self) -> Any:
         """Digests of both sides: a changed text must be fitted on and read again."""
-        sides = self.census("fit", may_be_empty=True), self.census()
+        sides = self.text_counts("fit", may_be_empty=True), self.text_counts()
         return [side.to_dict()["fingerprint"] for side in sides]
 
     def judged(self, bank: ShortcutBank, *, is_given: bool) -> ShortcutBank:
@@ -190,7 +195,7 @@ class TextContext(Context[TS]):
         Args:
             role: "fit", "read" or another purpose.
             text: its name.
-            data: counts, as `Census.to_dict` gives them.
+            data: counts, as `TextCounts.to_dict` gives them.
             started: `time.monotonic()` when it began.
         """
         counts = ("documents", "texts", "tokens", "rows", "fingerprint")

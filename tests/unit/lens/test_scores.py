@@ -223,14 +223,14 @@ def test_documents_that_are_read_were_never_fitted_on(case):
 
 def test_rows_that_choose_the_ridge_come_from_other_documents_than_those_fitted(case):
     transformer, *_ = case
-    tally = collect(transformer, DOCUMENTS, choose_ridge=True)
+    stats = collect(transformer, DOCUMENTS, choose_ridge=True)
     examples = list(iter_examples(transformer, DOCUMENTS, Sampling(), ridge_share=0.1))
     back = {e.document for e in examples if e.ridge_rows}
     fitted = {e.document for e in examples if not e.ridge_rows}
     assert back
     assert not back & fitted
-    assert tally.ridge_rows.n == sum(e.ridge_rows for e in examples)
-    assert tally.fit.n == sum(not e.ridge_rows for e in examples)
+    assert stats.ridge_rows.n == sum(e.ridge_rows for e in examples)
+    assert stats.fit.n == sum(not e.ridge_rows for e in examples)
 
 
 def test_correlated_rows_of_one_text_count_as_one_document():

@@ -25,8 +25,8 @@ from layerleap.maps.fit import (
 from layerleap.maps.linear import solve
 from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.stats.collect import collect
+from layerleap.stats.fit_statistics import FitStatistics
 from layerleap.stats.moments import Moments
-from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
 from tiny_models import sentences, tiny
 
@@ -52,8 +52,8 @@ def default_source(monkeypatch, tmp_path):
 def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
     texts = sentences(60)
     chosen = ridge == "auto"
-    tally = collect(llama, texts, choose_ridge=chosen, keep_sample=chosen)
-    expected = solve_bank(tally, llama, ridge=ridge, intercept=True, rank=5)
+    stats = collect(llama, texts, choose_ridge=chosen, keep_sample=chosen)
+    expected = solve_bank(stats, llama, ridge=ridge, intercept=True, rank=5)
     actual = fit(llama, texts, ridge=ridge, intercept=True, rank=5)
     for pair, shortcut in expected.maps.items():
         for name, tensor in shortcut.tensors().items():
@@ -61,7 +61,7 @@ def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
     assert actual.fits == expected.fits
     assert actual.settings["ridge"] == ridge
     assert (actual.settings["rank"], actual.settings["unit"]) == (5, "sentence")
-    assert actual.data["rows_fitted"] == tally.fit.n
+    assert actual.data["rows_fitted"] == stats.fit.n
     assert actual.data["text"] == "given texts"
 
 
@@ -78,19 +78,19 @@ def test_an_automatic_ridge_needs_rows_held_back(llama):
 
 def test_solving_options_are_kept_with_the_statistics(llama):
     solving = {"intercept": True, "ridge": 0.5, "rank": 4}
-    tally = collect(llama, sentences(30), solving=solving)
-    bank = solve_bank(tally)
+    stats = collect(llama, sentences(30), solving=solving)
+    bank = solve_bank(stats)
     assert {key: bank.settings[key] for key in solving} == solving
     assert bank[0, 3].rank == 4
     assert {fit.ridge for fit in bank.fits.values()} == {0.5}
-    assert solve_bank(tally, ridge=0.0, rank=7).settings["ridge"] == 0.0
-    assert solve_bank(tally, intercept=False)[0, 3].bias is None
+    assert solve_bank(stats, ridge=0.0, rank=7).settings["ridge"] == 0.0
+    assert solve_bank(stats, intercept=False)[0, 3].bias is None
 
 
 def test_without_a_text_the_models_default_is_taken(llama, default_source):
-    tally = collect(llama)
-    assert tally.about["text"] == str(default_source)
-    assert fit(llama).data["rows_fitted"] == tally.fit.n > 0
+    stats = collect(llama)
+    assert stats.about["text"] == str(default_source)
+    assert fit(llama).data["rows_fitted"] == stats.fit.n > 0
 
 
 def test_solving_reports_every_layer(llama):
@@ -256,16 +256,16 @@ def test_few_rows_are_said_and_get_a_ridge():
 def test_up_to_ten_rows_per_direction_a_ridge_is_chosen_and_the_card_says_why():
     """It used to be chosen only below 3; with 5 it still takes a percent off the KL of readings."""
     sampling = Sampling(unit="document", positions="all")
-    tally = collect(
+    stats = collect(
         tiny("llama"), sentences(120), sampling, keep_sample=True, solving={"ridge": None}
     )
-    rows, width = tally.fit.n, tally.fit.d_model
+    rows, width = stats.fit.n, stats.fit.d_model
     assert 3 * width < rows
     for chosen_below, ridge in ((rows / width + 0.1, "auto"), (rows / width, 0.0)):
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             warnings.simplefilter("error")
             patch.setattr(maps_fit, "CHOSEN_BELOW", chosen_below)
-            bank = solve_bank(tally, tiny("llama"))
+            bank = solve_bank(stats, tiny("llama"))
         assert bank.settings["ridge"] == ridge
         assert ("chosen for each layer by the KL" in bank.card()) == (ridge == "auto")
         assert bank.data["rows_fitted"] == rows  # those chosen on are fitted on afterwards
@@ -285,8 +285,8 @@ def test_a_ridge_is_the_one_with_the_least_kl_on_rows_not_fitted_on(intercept):
     """It used to be the one with the least squared error, which reads worse."""
     transformer = tiny("llama")
     sampling = Sampling(unit="document", positions="all", held_out=0.0)
-    tally = collect(transformer, sentences(120), sampling, choose_ridge=True, keep_sample=True)
-    moments, rows, last = tally.fit, tally.sample, transformer.n_layers
+    stats = collect(transformer, sentences(120), sampling, choose_ridge=True, keep_sample=True)
+    moments, rows, last = stats.fit, stats.sample, transformer.n_layers
     chooser = RidgeChooser(transformer, moments, rows, intercept=intercept)
     which = torch.linspace(0, len(rows) - 1, 96).round().long()
     p = transformer.logits(rows[which, last]).log_softmax(-1)
@@ -319,8 +319,8 @@ def test_the_sample_for_a_ridge_survives_a_checkpoint_and_a_merge(tmp_path):
     sampling = Sampling(unit="document", positions="all")
     settings = {"keep_sample": True, "tokens_per_batch": 64}
     whole = collect(tiny("llama"), sentences(120), sampling, **settings)
-    whole.save(tmp_path / "tally.safetensors")
-    assert torch.equal(Tally.load(tmp_path / "tally.safetensors").sample, whole.sample)
+    whole.save(tmp_path / "stats.safetensors")
+    assert torch.equal(FitStatistics.load(tmp_path / "stats.safetensors").sample, whole.sample)
     shards = [
         collect(tiny("llama"), sentences(120), sampling, shard=(which, 2), **settings)
         for which in (0, 1)

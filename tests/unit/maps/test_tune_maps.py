@@ -40,9 +40,9 @@ def case(tmp_path_factory) -> SimpleNamespace:
 
 
 def make(transformer, folder: Path) -> SimpleNamespace:
-    tally = collect(transformer, sentences(150), SAMPLING, save_states=folder / "rows")
+    stats = collect(transformer, sentences(150), SAMPLING, save_states=folder / "rows")
     rows, held_out = StateFile(folder / "rows").open().split(0.2)
-    return SimpleNamespace(bank=solve_bank(tally), rows=rows, held_out=held_out, tally=tally)
+    return SimpleNamespace(bank=solve_bank(stats), rows=rows, held_out=held_out, stats=stats)
 
 
 def run(case, tuning: Tuning = FAST, **options):
@@ -158,7 +158,7 @@ def test_the_saved_map_does_what_the_trained_one_did(case):
 
 
 def test_a_map_of_low_rank_can_be_the_start(case):
-    low = solve_bank(case.tally, rank=2)
+    low = solve_bank(case.stats, rank=2)
     bank, record = tune_maps(model(), low, case.rows, case.held_out, FAST, layers=[2])
     assert record[-1]["kl"] < record[0]["kl"]
     assert set(bank.maps[2, 3].tensors()) == {"weight", "bias"}
@@ -259,7 +259,7 @@ def test_an_interrupted_training_ends_with_bit_identical_maps(
     tuning = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start=start)
     whole, record = run(case, tuning)
     path = tmp_path / "work.safetensors"
-    monkeypatch.setattr("layerleap.stats.tally.pause_after", lambda _: -1.0)
+    monkeypatch.setattr("layerleap.stats.fit_statistics.pause_after", lambda _: -1.0)
     with pytest.raises(Stop):
         run(case, tuning, checkpoint=path, progress=stop_after(steps + 1))
     done = []
@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_training_is_refused_by_name(case, tmp_path):
         run(case, other, checkpoint=path)
     with pytest.raises(WrongModel, match=r"states, held_out"):
         tune_maps(model(), case.bank, case.held_out, case.rows, FAST, checkpoint=path)
-    ridged = solve_bank(case.tally, ridge=0.1)
+    ridged = solve_bank(case.stats, ridge=0.1)
     with pytest.raises(WrongModel, match="maps"):
         tune_maps(model(), ridged, case.rows, case.held_out, FAST, checkpoint=path)
 
@@ -325,7 +325,7 @@ def test_a_damaged_checkpoint_is_named(case, tmp_path):
     path.write_bytes(whole)
     with pytest.raises(BadArtifact, match="was changed"):
         run(case, checkpoint=path)
-    case.tally.save(path)
+    case.stats.save(path)
     with pytest.raises(BadArtifact, match="expected format 3 of a tuning file"):
         run(case, checkpoint=path)
 
@@ -419,11 +419,11 @@ def test_layers_without_a_map_are_refused(case, layers):
 def test_other_families_can_be_tuned(name, tmp_path):
     transformer = tiny(name)
     sampling = Sampling(positions="one" if name == "bert" else "all")
-    tally = collect(transformer, sentences(200), sampling, save_states=tmp_path / "rows")
+    stats = collect(transformer, sentences(200), sampling, save_states=tmp_path / "rows")
     rows, held_out = StateFile(tmp_path / "rows").open().split(0.25)
     # From the identity: a random BERT is so nearly linear that its closed form leaves no room.
     tuning = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start="logit")
-    _, record = tune_maps(transformer, solve_bank(tally), rows, held_out, tuning)
+    _, record = tune_maps(transformer, solve_bank(stats), rows, held_out, tuning)
     for layer in range(transformer.n_layers):
         own = [r for r in record if (r["layer"], r["start"]) == (layer, "logit")]
         assert own[-1]["kl"] < own[0]["kl"]

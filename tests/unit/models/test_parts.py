@@ -16,7 +16,7 @@ from layerleap.models.discovery.parts import KINDS, BlockPart, block_parts, repl
 from layerleap.models.discovery.sites import Site
 from layerleap.models.transformer import Transformer
 from layerleap.stats.collect import collect, merge
-from layerleap.stats.tally import Tally
+from layerleap.stats.fit_statistics import FitStatistics
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 from tiny_models import sentences, tiny
 
@@ -44,11 +44,11 @@ def model(name: str = "llama") -> Transformer:
 
 
 @cache
-def tally() -> Tally:
+def stats() -> FitStatistics:
     return run()
 
 
-def run(**options) -> Tally:
+def run(**options) -> FitStatistics:
     return collect(model(), TEXTS, SAMPLING, **{"parts": True, "tokens_per_batch": 64, **options})
 
 
@@ -140,7 +140,7 @@ def rows_of(couple: BlockPart) -> tuple[torch.Tensor, torch.Tensor]:
     "couple", [BlockPart(1, "attn"), BlockPart(2, "ffn_norm"), BlockPart(3, "ffn")]
 )
 def test_each_map_is_the_least_squares_of_what_enters_and_leaves_its_part(couple):
-    bank, (x, y) = solve_bank(tally()), rows_of(couple)
+    bank, (x, y) = solve_bank(stats()), rows_of(couple)
     found = bank.parts[couple.block, couple.part]
     wanted = torch.linalg.lstsq(x, y).solution
     assert (found.src, found.dst) == (couple.block - 1, couple.block)
@@ -150,8 +150,8 @@ def test_each_map_is_the_least_squares_of_what_enters_and_leaves_its_part(couple
 
 
 def test_no_map_of_a_part_is_worse_than_nothing_on_its_own_rows():
-    moments, bank = tally().parts, solve_bank(tally())
-    for place, couple in enumerate(tally().block_parts):
+    moments, bank = stats().parts, solve_bank(stats())
+    for place, couple in enumerate(stats().block_parts):
         weight = bank.parts[couple.block, couple.part].weight
         error = squared_error(moments, 2 * place, 2 * place + 1, weight, None)
         nothing = moments.squares(2 * place + 1)
@@ -160,7 +160,7 @@ def test_no_map_of_a_part_is_worse_than_nothing_on_its_own_rows():
 
 
 def test_options_of_the_fit_hold_for_parts_too():
-    bank = solve_bank(tally(), intercept=True, ridge=0.1, rank=3)
+    bank = solve_bank(stats(), intercept=True, ridge=0.1, rank=3)
     assert all(m.bias is not None and m.rank == 24 for m in bank.parts.values())
     assert {fit.ridge for fit in bank.part_fits.values()} == {0.1}
 
@@ -184,7 +184,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(checkpoint=path, progress=stop)
-    resumed, whole = run(checkpoint=path), tally()
+    resumed, whole = run(checkpoint=path), stats()
     for name, moments in whole.sets.items():
         ours, theirs = resumed.sets[name].tensors(), moments.tensors()
         assert ours.keys() == theirs.keys()
@@ -197,7 +197,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 def test_shards_add_up_to_the_whole(tmp_path):
     for which in (0, 1):
         run(shard=(which, 2)).save(tmp_path / f"{which}")
-    merged, whole = merge([tmp_path / "0", tmp_path / "1"]).parts, tally().parts
+    merged, whole = merge([tmp_path / "0", tmp_path / "1"]).parts, stats().parts
     assert merged.n == whole.n
     for ours, theirs in zip(merged.cross, whole.cross, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -206,16 +206,18 @@ def test_shards_add_up_to_the_whole(tmp_path):
 
 def test_statistics_that_do_not_say_which_parts_they_hold_are_refused(tmp_path):
     for said in (None, [[1, "attn"]], [[1]], "attn"):
-        odd = Tally(tally().fit, None, {**tally().about, "parts": said}, parts=tally().parts)
+        odd = FitStatistics(
+            stats().fit, None, {**stats().about, "parts": said}, parts=stats().parts
+        )
         odd.save(tmp_path / "odd")
         message = r"odd (holds moments of shape .* for \d+ parts|lists its parts)"
         with pytest.raises(BadArtifact, match=message):
-            Tally.load(tmp_path / "odd")
+            FitStatistics.load(tmp_path / "odd")
 
 
 def test_a_broken_part_is_named():
     broken = tiny("llama")
-    found = Tally.empty(broken, "final", {"parts": block_parts(broken, KINDS)})
+    found = FitStatistics.empty(broken, "final", {"parts": block_parts(broken, KINDS)})
     rows = [torch.zeros(2, 24) for _ in range(24)]
     rows[5][1, 3] = torch.nan
     with pytest.raises(NotFinite, match=r"at ffn.out of block 1"):
@@ -223,7 +225,7 @@ def test_a_broken_part_is_named():
 
 
 def test_a_saved_bank_comes_back_with_its_parts(tmp_path):
-    bank = solve_bank(tally(), intercept=True)
+    bank = solve_bank(stats(), intercept=True)
     bank.save_pretrained(tmp_path / "bank")
     found = ShortcutBank.from_pretrained(tmp_path / "bank")
     assert found.parts.keys() == bank.parts.keys()
@@ -244,7 +246,7 @@ def test_a_bank_without_parts_is_saved_as_before(tmp_path):
 
 
 def test_the_card_says_in_one_line_which_parts_there_are():
-    [line] = [line for line in solve_bank(tally()).card().splitlines() if "parts of blocks" in line]
+    [line] = [line for line in solve_bank(stats()).card().splitlines() if "parts of blocks" in line]
     assert "12 maps" in line
     assert "(attn, attn_norm, ffn, ffn_norm)" in line
     few = solve_bank(collect(model(), TEXTS[:2], SAMPLING, parts=["ffn"]))
@@ -253,7 +255,7 @@ def test_the_card_says_in_one_line_which_parts_there_are():
 
 
 def test_parts_go_to_the_device_of_their_block():
-    bank = solve_bank(tally())
+    bank = solve_bank(stats())
     moved = bank.to({0: "cpu", 1: "cpu", 2: "meta", 3: "cpu"})
     devices = {key: m.weight.device.type for key, m in moved.parts.items()}
     assert {block for (block, _), device in devices.items() if device == "meta"} == {2}

@@ -1,4 +1,4 @@
-"""`collect`: which settings it takes and which text it reads; the pass itself is in test_tally."""
+"""`collect`: which settings it takes and which text it reads; not the pass itself."""
 
 import json
 
@@ -27,11 +27,11 @@ def test_generated_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path
     path = tmp_path / "generated.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
     monkeypatch.setattr(source, "generated_texts", lambda *_, starts, progress: path)
-    tally = collect(llama, "generated")
-    assert tally.fit.n > 0
-    assert tally.about["text"] == "generated"  # the cache's own name for it means nothing elsewhere
-    assert tally.about["sampling"]["unit"] == "paragraph"
-    assert tally.about["sampling"]["per_document"] is None
+    stats = collect(llama, "generated")
+    assert stats.fit.n > 0
+    assert stats.about["text"] == "generated"  # the cache's own name for it means nothing elsewhere
+    assert stats.about["sampling"]["unit"] == "paragraph"
+    assert stats.about["sampling"]["per_document"] is None
 
 
 def test_only_as_many_texts_are_generated_as_are_needed(llama, monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
-from layerleap.stats import tally as tally_module
+from layerleap.stats import fit_statistics as fit_statistics
 from layerleap.stats.collect import collect
 from layerleap.stats.saved_states import SavedStates, StateFile, StateWriter, _places
 from layerleap.stream.examples import Sampling
@@ -51,15 +51,15 @@ def written(path: Path) -> tuple[bytes, str]:
 
 
 def test_the_rows_are_those_of_the_moments_in_their_order(tmp_path):
-    tally = run(tmp_path / "rows")
+    stats = run(tmp_path / "rows")
     rows = StateFile(tmp_path / "rows").open()
-    assert len(rows) == tally.fit.n > 40
+    assert len(rows) == stats.fit.n > 40
     states = rows.states(slice(None)).double()
-    torch.testing.assert_close(states.sum(0), tally.fit.sums)
-    torch.testing.assert_close(states[:, 1].T @ states[:, 3], tally.fit.xy(1, 3))
+    torch.testing.assert_close(states.sum(0), stats.fit.sums)
+    torch.testing.assert_close(states[:, 1].T @ states[:, 3], stats.fit.xy(1, 3))
     picked = rows.states([5, 2])
     assert torch.equal(picked, states[[5, 2]].float())
-    assert len(rows.documents.unique()) == tally.about["data"]["documents"]
+    assert len(rows.documents.unique()) == stats.about["data"]["documents"]
 
 
 def test_rows_are_read_through_a_memory_map(tmp_path):
@@ -68,10 +68,10 @@ def test_rows_are_read_through_a_memory_map(tmp_path):
 
 
 def test_rows_held_back_for_the_ridge_are_not_saved(tmp_path):
-    tally = run(tmp_path / "rows", choose_ridge=True)
-    assert tally.ridge_rows.n > 0
+    stats = run(tmp_path / "rows", choose_ridge=True)
+    assert stats.ridge_rows.n > 0
     states = StateFile(tmp_path / "rows").open().states(slice(None)).double()
-    torch.testing.assert_close(states.sum(0), tally.fit.sums)
+    torch.testing.assert_close(states.sum(0), stats.fit.sums)
 
 
 def test_there_are_never_more_rows_than_the_limit_and_they_are_rows_of_the_pass(tmp_path):
@@ -115,7 +115,7 @@ def test_rows_written_after_the_last_checkpoint_do_not_stay(tmp_path, limit, mon
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", limit=limit, checkpoint=work, progress=stop_after(3))
     saved = work.read_bytes()
-    monkeypatch.setattr(tally_module.Saver, "save", lambda self: None)  # killed: nothing saved
+    monkeypatch.setattr(fit_statistics.Saver, "save", lambda self: None)  # killed: nothing saved
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", limit=limit, checkpoint=work, progress=stop_after(5))
     monkeypatch.undo()

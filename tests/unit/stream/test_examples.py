@@ -10,9 +10,9 @@ from layerleap.stream.batches import batches_of
 from layerleap.stream.documents import iter_documents
 from layerleap.stream.examples import (
     Batch,
-    Census,
     Example,
     Sampling,
+    TextCounts,
     collate,
     iter_batches,
     iter_examples,
@@ -29,10 +29,15 @@ def model(name: str = "llama") -> Transformer:
     return tiny(name)
 
 
-def examples(name="llama", texts=TEXTS, *, side="both", n_texts=None, census=None, **sampling):
+def examples(name="llama", texts=TEXTS, *, side="both", n_texts=None, text_counts=None, **sampling):
     return list(
         iter_examples(
-            model(name), texts, Sampling(**sampling), side=side, n_texts=n_texts, census=census
+            model(name),
+            texts,
+            Sampling(**sampling),
+            side=side,
+            n_texts=n_texts,
+            text_counts=text_counts,
         )
     )
 
@@ -143,12 +148,12 @@ def test_rows_for_the_ridge_come_from_whole_documents_of_the_fitting_side():
 
 
 def test_reading_stops_after_n_texts():
-    census = Census()
-    encoded = examples(n_texts=7, census=census)
+    text_counts = TextCounts()
+    encoded = examples(n_texts=7, text_counts=text_counts)
     assert len(encoded) == 7
     assert encoded == examples()[:7]
-    assert census.texts == 7
-    assert census.documents == len({example.document for example in encoded})
+    assert text_counts.texts == 7
+    assert text_counts.documents == len({example.document for example in encoded})
 
 
 def test_per_document_limits_the_texts_of_one_document():
@@ -234,9 +239,9 @@ def test_a_padding_token_that_the_model_does_not_know_is_not_fed_to_it():
 def test_the_census_counts_what_was_read_and_its_fingerprint_follows_the_seed():
     marks = {}
     for seed in (0, 0, 1):
-        census = Census()
-        encoded = examples(seed=seed, census=census)
-        counts = census.to_dict()
+        text_counts = TextCounts()
+        encoded = examples(seed=seed, text_counts=text_counts)
+        counts = text_counts.to_dict()
         assert counts["texts"] == counts["rows"] == len(encoded)
         assert counts["tokens"] == sum(len(example.ids) for example in encoded)
         assert counts["documents"] == len(TEXTS)
@@ -247,9 +252,9 @@ def test_the_census_counts_what_was_read_and_its_fingerprint_follows_the_seed():
 def test_the_census_tells_other_positions_of_the_same_texts_apart():
     marks = set()
     for positions in ("all", "every:2"):
-        census = Census()
-        examples(positions=positions, census=census)
-        marks.add(census.to_dict()["fingerprint"])
+        text_counts = TextCounts()
+        examples(positions=positions, text_counts=text_counts)
+        marks.add(text_counts.to_dict()["fingerprint"])
     assert len(marks) == 2
 
 

@@ -10,7 +10,7 @@ from layerleap.lens.lens import Lens
 from layerleap.lens.scores import score
 from layerleap.maps.fit import fit
 from layerleap.stream.batches import batches_of, modality
-from layerleap.stream.examples import Census, Sampling
+from layerleap.stream.examples import Sampling, TextCounts
 from layerleap.stream.images import LabelledImage, image_batches, iter_images
 from layerleap.zoo.catalog import CATALOG
 from layerleap.zoo.images import is_held_out
@@ -155,14 +155,14 @@ def test_images_are_scored_like_texts_and_shortcuts_fitted_on_them(tmp_path, vit
 
 
 def test_what_was_read_is_counted_and_fingerprinted(tmp_path, vit):
-    def census(**more):
-        census = Census()
-        list(image_batches(vit, sets(tmp_path, **more), side="both", census=census))
-        return census.to_dict()
+    def text_counts(**more):
+        text_counts = TextCounts()
+        list(image_batches(vit, sets(tmp_path, **more), side="both", text_counts=text_counts))
+        return text_counts.to_dict()
 
-    assert {census()[key] for key in ("documents", "texts", "rows")} == {30}
-    assert census() == census()
-    assert census()["fingerprint"] != census(seed=1)["fingerprint"]
+    assert {text_counts()[key] for key in ("documents", "texts", "rows")} == {30}
+    assert text_counts() == text_counts()
+    assert text_counts()["fingerprint"] != text_counts(seed=1)["fingerprint"]
 
 
 def test_a_models_modality_is_recognised(vit):

@@ -11,7 +11,7 @@ from layerleap.lens.scores import score
 from layerleap.stats.collect import collect
 from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.documents import Document
-from layerleap.stream.examples import Census, Sampling
+from layerleap.stream.examples import Sampling, TextCounts
 from layerleap.stream.sounds import iter_clips, read_wav, sound_batches
 from layerleap.zoo.catalog import CATALOG
 from media import RATE, clip, hearing, seeing, write_wav
@@ -140,9 +140,9 @@ def test_clips_of_one_document_stay_on_one_side(whisper):
     fit, held_out = names("fit")[1], names("held-out")[1]
     articles = [{int(name.split()[1]) // 3 for name in side} for side in (fit, held_out)]
     assert not articles[0] & articles[1]
-    census = Census()
-    list(sound_batches(whisper, clips, census=census))
-    assert (census.documents, census.texts) == (20, 60)
+    text_counts = TextCounts()
+    list(sound_batches(whisper, clips, text_counts=text_counts))
+    assert (text_counts.documents, text_counts.texts) == (20, 60)
 
 
 def _is_held_out(each):
@@ -153,8 +153,8 @@ def _is_held_out(each):
 
 def test_speech_is_scored_and_fitted_like_text(whisper):
     clips = [clip(10, seed=n) for n in range(12)]
-    tally = collect(whisper, clips, Sampling(positions="all", held_out=0.0))
-    assert tally.fit.n == 12 * 11
+    stats = collect(whisper, clips, Sampling(positions="all", held_out=0.0))
+    assert stats.fit.n == 12 * 11
     batches = batches_of(whisper, clips, Sampling(positions="all"), side="both")
     scores = score(whisper, {"logit": Lens(whisper)}, batches)
     assert scores.check.agreement == 1.0

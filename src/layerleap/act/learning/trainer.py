@@ -42,7 +42,7 @@ from layerleap.quiet import quiet_transformers
 from layerleap.results.base import Result
 from layerleap.results.columns import Column, Row, Table
 from layerleap.short_repr import ShortRepr
-from layerleap.stats.tally import Saver, interrupts_wait
+from layerleap.stats.fit_statistics import Saver, interrupts_wait
 from layerleap.stats.tensor_file import TensorFile, require_same_run
 from layerleap.stream.examples import Sampling, longest_input
 from layerleap.stream.source import default_text, resolve_text

@@ -60,7 +60,7 @@ def fit(
         tell(f"one pass of {model} over {how_many} of {text or 'its default text'}, then the maps")
         from layerleap.maps.fit import fit
         from layerleap.stats import collect, finish
-        from layerleap.stats.tally import world
+        from layerleap.stats.fit_statistics import world
 
         number = None if ridge is None else read_ridge(ridge)
         sampling = cutting.sampling()
@@ -74,10 +74,10 @@ def fit(
         how |= {"checkpoint": work, "progress": progress}
         if part:
             how |= {"shard": part, "choose_ridge": number == "auto", "solving": solving}
-            tally = collect(transformer, text, sampling, **how)
-            tally.save(out_folder)
+            stats = collect(transformer, text, sampling, **how)
+            stats.save(out_folder)
             finish(work)
-            out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")
+            out.print(f"statistics of shard {shard} ({stats.fit.n} rows): {out_folder}")
             return
         bank = fit(transformer, text, sampling, **solving, evaluate=not no_evaluate, **how)
         is_first = world()[0] == 0
@@ -130,8 +130,8 @@ def merge(
         from layerleap.stats import merge as merged
 
         number = None if ridge is None else read_ridge(ridge)
-        tally = merged(files)
-        bank = solve_bank(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
+        stats = merged(files)
+        bank = solve_bank(stats, intercept=intercept, ridge=number, rank=rank, progress=progress)
         bank.save_pretrained(out_folder)
     _show_bank(bank, out_folder, json)
 

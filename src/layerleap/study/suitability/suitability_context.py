@@ -50,7 +50,7 @@ class SuitabilityContext(FitContext[SuitabilitySettings]):
         s, bank = self.settings, self.named_bank
         if self.text == "-":
             return [uuid4().hex]  # it can be read only once, so there is nothing to continue
-        held_out = self.census()
+        held_out = self.text_counts()
         require_enough(held_out.rows, held_out.documents, s.tolerance, s.delta)
         fitted = self.fingerprint_of("fit", self.text) if bank is None else bank.digest()
         return [held_out.to_dict()["fingerprint"], fitted]

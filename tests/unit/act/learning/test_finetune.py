@@ -15,8 +15,8 @@ from layerleap.act.learning import trainer as module
 from layerleap.act.learning.trainer import Optimizer
 from layerleap.errors import BadSettings, BadText, CannotWrite, ModelRefused, NotFinite, WrongModel
 from layerleap.models.transformer import Transformer
-from layerleap.stats import tally
-from layerleap.stats.tally import Saver, interrupts_wait
+from layerleap.stats import fit_statistics
+from layerleap.stats.fit_statistics import Saver, interrupts_wait
 from layerleap.stream.tokens import token_stream, windows
 from tiny_models import sentences, tiny
 
@@ -349,7 +349,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step(ctrl_c):
 def test_a_checkpoint_is_never_older_than_twenty_seconds(monkeypatch, tmp_path, step):
     """With a clock that only steps move, whatever saving costs."""
     now = 1000.0
-    monkeypatch.setattr(tally.time, "monotonic", lambda: now)
+    monkeypatch.setattr(fit_statistics.time, "monotonic", lambda: now)
     saved = []
     saver = Saver(lambda path: saved.append(now), tmp_path / "x", longest=module.OLDEST)
     for _ in range(200):

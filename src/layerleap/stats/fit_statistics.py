@@ -1,7 +1,7 @@
 """Run a stream of batches into moments: with progress, checkpoints, shards and many processes.
 
 In: a wrapped model and batches of examples.
-Out: a `Tally`: moments to fit on, moments to choose a ridge on, optionally moments of the
+Out: a `FitStatistics`: moments to fit on, moments to choose a ridge on, optionally moments of the
 parts of blocks, and the progress of the run.
 
 A checkpoint is the moments plus the number of batches in them, written atomically. A run killed
@@ -46,7 +46,7 @@ def pause_after(saving: float) -> float:
 
 
 @dataclass
-class Tally:
+class FitStatistics:
     """The moments of one text, and the settings they were collected with."""
 
     fit: Moments
@@ -65,17 +65,17 @@ class Tally:
         pairs: Pairs,
         about: dict[str, Any],
         choose_ridge: bool = False,
-    ) -> "Tally":
-        """A tally without rows; about["parts"] lists the parts of blocks to include."""
+    ) -> "FitStatistics":
+        """Statistics without rows; about["parts"] lists the parts of blocks to include."""
         shape = (transformer.n_layers, transformer.d_model)
-        tally = cls(Moments(*shape, pairs), Moments(*shape) if choose_ridge else None, about)
-        if names := _site_names(tally.block_parts):
-            tally.parts = Moments(len(names) - 1, transformer.d_model, "parts", names)
-        return tally
+        stats = cls(Moments(*shape, pairs), Moments(*shape) if choose_ridge else None, about)
+        if names := _site_names(stats.block_parts):
+            stats.parts = Moments(len(names) - 1, transformer.d_model, "parts", names)
+        return stats
 
     def __repr__(self) -> str:
         model, text = self.about.get("model", {}).get("name"), self.about.get("text")
-        return f"Tally({self.fit.rows} rows from {self.n_texts} texts of {text}, {model})"
+        return f"FitStatistics({self.fit.rows} rows from {self.n_texts} texts of {text}, {model})"
 
     @property
     def block_parts(self) -> list[BlockPart]:
@@ -106,17 +106,17 @@ class Tally:
         save_moments(path, self.sets, {key: getattr(self, key) for key in STATE}, self.sample)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tally":
-        """The tally that `save` wrote."""
+    def load(cls, path: str | Path) -> "FitStatistics":
+        """The statistics that `save` wrote."""
         sets, state, sample = load_with_rows(path)
-        is_tally = isinstance(state, dict) and state.keys() == STATE.keys()
-        is_tally = is_tally and "fit" in sets and sets.keys() <= SETS
-        if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
-            raise BadArtifact(f"{path} holds moments, but not a tally; recreate it")
+        is_ours = isinstance(state, dict) and state.keys() == STATE.keys()
+        is_ours = is_ours and "fit" in sets and sets.keys() <= SETS
+        if not is_ours or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
+            raise BadArtifact(f"{path} holds moments, but not statistics; recreate it")
         moments: dict[str, Any] = {"ridge_rows": None, **sets}
-        tally = cls(**moments, **state, sample=sample)
-        tally._check_parts(path)
-        return tally
+        stats = cls(**moments, **state, sample=sample)
+        stats._check_parts(path)
+        return stats
 
     def _check_parts(self, path: str | Path) -> None:
         """Check the moments of parts against `about`, which holds their names."""
@@ -134,7 +134,7 @@ class Tally:
         if self.parts:
             self.parts.names = names
 
-    def merge(self, other: "Tally") -> "Tally":
+    def merge(self, other: "FitStatistics") -> "FitStatistics":
         """Both together; model, text and settings must be the same."""
         for key in self.about:
             if key != "shard" and self.about[key] != other.about.get(key):
@@ -145,7 +145,7 @@ class Tally:
         if self.about.get("shard") is not None and self.about["shard"] == other.about.get("shard"):
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.ridge_rows is None) != (other.ridge_rows is None):
-            raise WrongModel("only one of these tallies has rows to choose a ridge; collect again")
+            raise WrongModel("only one of these has rows to choose a ridge; collect again")
         merged: dict[str, Any] = {
             name: moments.merge(other.sets[name]) for name, moments in self.sets.items()
         }
@@ -173,55 +173,55 @@ SETS = {"fit", "ridge_rows", "parts"}  # names of moments
 STATE = {"about": dict, "n_batches": int, "n_texts": int, "digest": str}  # saved with the moments
 
 
-def run_tally(
+def accumulate(
     transformer: Transformer,
     batches: Iterable[Batch],
-    tally: Tally,
+    stats: FitStatistics,
     *,
     shard: tuple[int, int] = (0, 1),
     checkpoint: Path | None = None,
     writer: StateWriter | None = None,
     progress: Progress = silent,
     total: int | None = None,
-) -> Tally:
-    """Add every batch of this shard that is not in `tally` yet; others are skipped.
+) -> FitStatistics:
+    """Add every batch of this shard that is not in `stats` yet; others are skipped.
 
-    The tally is saved to `checkpoint` about every half minute, when interrupted, and at the end;
+    They are saved to `checkpoint` about every half minute, when interrupted, and at the end;
     `writer` also saves the states that are fitted on.
     """
-    saver = Saver(tally.save, checkpoint)
+    saver = Saver(stats.save, checkpoint)
     n_new, digest = 0, ""
-    before = tally.n_batches
+    before = stats.n_batches
     consistent = True  # False while a batch is half added: such sums must never be saved
     try:
         for batch in batches:
             digest = _extended(digest, batch)
             if batch.index < before:
                 if batch.index + 1 == before:
-                    _require_same_text(digest, tally, checkpoint)
+                    _require_same_text(digest, stats, checkpoint)
                 continue
             if batch.index % shard[1] == shard[0]:
-                sites = [site for part in tally.block_parts for site in part.sites]
+                sites = [site for part in stats.block_parts for site in part.sites]
                 captured = transformer.capture(batch.inputs, keep=batch.keep, sites=sites)
                 states = [captured.states[layer] for layer in range(transformer.n_layers + 1)]
                 consistent = False
-                _add(tally, batch, states, [captured.sites[site] for site in sites], writer)
-            tally.n_batches, tally.digest = batch.index + 1, digest
+                _add(stats, batch, states, [captured.sites[site] for site in sites], writer)
+            stats.n_batches, stats.digest = batch.index + 1, digest
             consistent = True
             n_new += 1
-            progress("fitting", tally.n_texts, total)
+            progress("fitting", stats.n_texts, total)
             saver.save_if_due()
     except KeyboardInterrupt:
         if n_new and consistent:
             saver.save()
         raise
     if not n_new and before:  # the run was complete already, or the text got shorter
-        _require_same_text(digest, tally, checkpoint)
-    if n_new and tally.fit.rows:
+        _require_same_text(digest, stats, checkpoint)
+    if n_new and stats.fit.rows:
         saver.save()
-    for moments in tally.sets.values():
+    for moments in stats.sets.values():
         moments.flush()
-    return tally
+    return stats
 
 
 class Saver:
@@ -288,16 +288,16 @@ def _extended(digest: str, batch: Batch) -> str:
     return hashlib.sha256(digest.encode() + data).hexdigest()
 
 
-def _require_same_text(digest: str, tally: Tally, checkpoint: Path | None) -> None:
-    if digest != tally.digest:
+def _require_same_text(digest: str, stats: FitStatistics, checkpoint: Path | None) -> None:
+    if digest != stats.digest:
         raise WrongModel(
-            f"the text has changed since the checkpoint of {tally.n_batches} batches was saved; "
+            f"the text has changed since the checkpoint of {stats.n_batches} batches was saved; "
             f"delete {checkpoint or 'it'} to start over"
         )
 
 
 def _add(
-    tally: Tally,
+    stats: FitStatistics,
     batch: Batch,
     states: list[Tensor],
     part_states: list[Tensor],
@@ -306,24 +306,24 @@ def _add(
     for_ridge, documents = batch.ridge_rows, batch.documents
     is_pooled = states[0].dim() == 3
     if for_ridge.any() and not is_pooled:  # a state of a pooled head has no reading of its own
-        tally.keep([h[for_ridge.to(h.device)] for h in states])
+        stats.keep([h[for_ridge.to(h.device)] for h in states])
     if is_pooled:  # a row is a whole sequence, and maps act on each of its states
         n = states[0].shape[1]
         for_ridge, documents = for_ridge.repeat_interleave(n), documents.repeat_interleave(n)
         states = [h.flatten(0, 1) for h in states]
         part_states = [h.flatten(0, 1) for h in part_states]
-    if tally.ridge_rows is not None and for_ridge.any():
-        tally.ridge_rows.add([h[for_ridge.to(h.device)] for h in states])
+    if stats.ridge_rows is not None and for_ridge.any():
+        stats.ridge_rows.add([h[for_ridge.to(h.device)] for h in states])
         states, part_states = (
             [h[~for_ridge.to(h.device)] for h in tensors] for tensors in (states, part_states)
         )
-    tally.fit.add(states)
+    stats.fit.add(states)
     if writer is not None:
-        is_fitted = torch.ones_like(for_ridge) if tally.ridge_rows is None else ~for_ridge
+        is_fitted = torch.ones_like(for_ridge) if stats.ridge_rows is None else ~for_ridge
         writer.add(states, documents[is_fitted])
-    if tally.parts is not None:
-        tally.parts.add(part_states)
-    tally.n_texts += batch.n_texts
+    if stats.parts is not None:
+        stats.parts.add(part_states)
+    stats.n_texts += batch.n_texts
 
 
 def world() -> tuple[int, int]:
@@ -349,16 +349,16 @@ def wait_for_all() -> None:
         dist.barrier(group=cpu_group())
 
 
-def reduce_tally(tally: Tally) -> Tally:
-    """Add up the tallies of all processes; each then holds the total."""
+def sum_over_processes(stats: FitStatistics) -> FitStatistics:
+    """Add up the statistics of all processes; each then holds the total."""
     if world()[1] == 1:
-        return tally
-    group, sets = cpu_group(), tally.sets.values()
-    counts = torch.tensor([tally.n_texts, *(moments.flush().n for moments in sets)])
+        return stats
+    group, sets = cpu_group(), stats.sets.values()
+    counts = torch.tensor([stats.n_texts, *(moments.flush().n for moments in sets)])
     dist.all_reduce(counts, group=group)
-    tally.n_texts, *rows = counts.tolist()
+    stats.n_texts, *rows = counts.tolist()
     for moments, n in zip(sets, rows, strict=True):
         moments.n = n
         for tensor in (moments.sums, *moments.cross):
             dist.all_reduce(tensor, group=group)
-    return tally
+    return stats

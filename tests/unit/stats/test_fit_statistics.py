@@ -15,10 +15,10 @@ from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
 from layerleap.maps.fit import solve_bank
 from layerleap.models.load import load
 from layerleap.models.transformer import Transformer
-from layerleap.stats import tally as tally_module
+from layerleap.stats import fit_statistics as fit_statistics
 from layerleap.stats.collect import collect, finish, merge
+from layerleap.stats.fit_statistics import FitStatistics
 from layerleap.stats.moments import Moments, save_moments
-from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
 from tiny_models import sentences, tiny, tokenizer
 
@@ -31,7 +31,7 @@ def model():
     return tiny("llama")
 
 
-def run(**options) -> Tally:
+def run(**options) -> FitStatistics:
     return collect(model(), TEXTS, Sampling(unit="document"), **{**SETTINGS, **options})
 
 
@@ -43,10 +43,10 @@ def small_buffer(monkeypatch):
 
 @pytest.fixture
 def save_always(monkeypatch):
-    monkeypatch.setattr(tally_module, "pause_after", lambda _: -1.0)
+    monkeypatch.setattr(fit_statistics, "pause_after", lambda _: -1.0)
 
 
-def assert_bit_equal(ours: Tally, theirs: Tally) -> None:
+def assert_bit_equal(ours: FitStatistics, theirs: FitStatistics) -> None:
     assert (ours.n_texts, ours.n_batches, ours.about) == (
         theirs.n_texts,
         theirs.n_batches,
@@ -59,7 +59,7 @@ def assert_bit_equal(ours: Tally, theirs: Tally) -> None:
         assert all(torch.equal(left[key], right[key]) for key in left)
 
 
-def assert_close(ours: Tally, theirs: Tally, tolerance: float = 1e-12) -> None:
+def assert_close(ours: FitStatistics, theirs: FitStatistics, tolerance: float = 1e-12) -> None:
     assert ours.n_texts == theirs.n_texts
     for a, b in ((ours.fit, theirs.fit), (ours.ridge_rows, theirs.ridge_rows)):
         assert a.n == b.n
@@ -96,7 +96,7 @@ def test_an_interrupted_run_resumes_and_ends_with_bit_identical_sums(batches, pa
     path = tmp_path / "run.safetensors"
     with pytest.raises(KeyboardInterrupt):
         run(pairs=pairs, checkpoint=path, progress=stop_after(batches))
-    assert Tally.load(path).n_batches == batches
+    assert FitStatistics.load(path).n_batches == batches
     resumed = run(pairs=pairs, checkpoint=path)
     assert_bit_equal(resumed, run(pairs=pairs))
     finish(path)
@@ -108,7 +108,7 @@ def test_a_run_may_be_interrupted_again_and_again(tmp_path):
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
             run(checkpoint=path, progress=stop_after(2))
-    assert Tally.load(path).n_batches == 8
+    assert FitStatistics.load(path).n_batches == 8
     assert_bit_equal(run(checkpoint=path), run())
 
 
@@ -239,7 +239,7 @@ def test_rows_are_held_back_only_when_a_ridge_is_to_be_chosen(tmp_path):
     path = tmp_path / "run.safetensors"
     assert run(choose_ridge=False, checkpoint=path).ridge_rows is None
     assert {name.split("/")[0] for name in load_file(path)} == {"fit"}
-    assert Tally.load(path).ridge_rows is None
+    assert FitStatistics.load(path).ridge_rows is None
     finish(path)
     assert run(checkpoint=path).ridge_rows.n > 0
     assert {name.split("/")[0] for name in load_file(path)} == {"fit", "ridge_rows", "rows"}
@@ -249,14 +249,14 @@ def test_rows_are_held_back_only_when_a_ridge_is_to_be_chosen(tmp_path):
     ("saving", "pause"), [(0.0, 30.0), (1.0, 30.0), (2.0, 40.0), (2.75, 55.0), (60.0, 55.0)]
 )
 def test_checkpoints_cost_little_time_and_a_kill_about_a_minute(saving, pause):
-    assert tally_module.pause_after(saving) == pause
+    assert fit_statistics.pause_after(saving) == pause
     assert saving > 2.75 or saving <= 0.05 * (pause + saving)
 
 
 def test_slow_checkpoints_are_written_less_often(tmp_path, monkeypatch):
     """One second a batch, two to write a checkpoint."""
     clock, saved = [0.0], []
-    monkeypatch.setattr(tally_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(fit_statistics.time, "monotonic", lambda: clock[0])
 
     def save(self, path):
         saved.append(clock[0])
@@ -265,7 +265,7 @@ def test_slow_checkpoints_are_written_less_often(tmp_path, monkeypatch):
     def progress(*_, **__):
         clock[0] += 8.0
 
-    monkeypatch.setattr(Tally, "save", save)
+    monkeypatch.setattr(FitStatistics, "save", save)
     run(checkpoint=tmp_path / "run.safetensors", progress=progress)
     assert saved[0] == 32.0  # the first after more than half a minute
     assert saved[1] == 34.0 + 48.0  # the next when 20 times the 2 seconds are over
@@ -277,7 +277,7 @@ def test_a_broken_checkpoint_is_named(tmp_path):
     with pytest.raises(BadArtifact, match=r"run\.safetensors"):
         run(checkpoint=path)
     save_moments(path, {"other": Moments(3, 24)}, {})
-    with pytest.raises(BadArtifact, match="not a tally"):
+    with pytest.raises(BadArtifact, match="not statistics"):
         run(checkpoint=path)
 
 
@@ -302,10 +302,10 @@ STATE = {"about": {}, "n_batches": 3, "n_texts": 4, "digest": "ab"}
 def test_a_state_that_is_none_of_a_tally_is_a_bad_artifact(state, tmp_path):
     path = tmp_path / "run.safetensors"
     save_moments(path, {"fit": Moments(3, 24)}, STATE)
-    assert Tally.load(path).n_texts == 4
+    assert FitStatistics.load(path).n_texts == 4
     save_moments(path, {"fit": Moments(3, 24)}, state)
     with pytest.raises(BadArtifact, match=r"run\.safetensors"):
-        Tally.load(path)
+        FitStatistics.load(path)
 
 
 def shards(tmp_path: Path, of: int, **options) -> list[Path]:
@@ -385,7 +385,7 @@ def test_an_unfinished_shard_is_not_merged(tmp_path):
 
 def test_shards_are_read_one_at_a_time(tmp_path, monkeypatch):
     paths, alive, most = shards(tmp_path, 4), [], []
-    from_file = Tally.load.__func__
+    from_file = FitStatistics.load.__func__
 
     def counted(cls, path):
         actual = from_file(cls, path)
@@ -393,7 +393,7 @@ def test_shards_are_read_one_at_a_time(tmp_path, monkeypatch):
         most.append(sum(ref() is not None for ref in alive))
         return actual
 
-    monkeypatch.setattr(Tally, "load", classmethod(counted))
+    monkeypatch.setattr(FitStatistics, "load", classmethod(counted))
     assert merge(paths).fit.n == run().fit.n
     assert len(most) == 4
     assert max(most) <= 2
@@ -417,12 +417,12 @@ def test_without_an_automatic_ridge_every_row_is_used(ridge):
     assert split.data["ridge_rows"] == 0
     for pair, shortcut in whole.maps.items():
         torch.testing.assert_close(split.maps[pair].weight, shortcut.weight, rtol=1e-4, atol=1e-5)
-    tally = run()
-    auto = solve_bank(tally, ridge="auto")
-    assert auto.data["rows_fitted"] == tally.fit.n
-    assert auto.data["ridge_rows"] == tally.ridge_rows.n > 0
+    stats = run()
+    auto = solve_bank(stats, ridge="auto")
+    assert auto.data["rows_fitted"] == stats.fit.n
+    assert auto.data["ridge_rows"] == stats.ridge_rows.n > 0
     every = solve_bank(run(pairs="all"))  # rows held back know nothing of inner layers
-    assert every.data["ridge_rows"] == tally.ridge_rows.n
+    assert every.data["ridge_rows"] == stats.ridge_rows.n
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
@@ -457,7 +457,7 @@ import os, sys, torch
 torch.set_num_threads(1)
 import layerleap as ll
 from layerleap.models.load import load
-from layerleap.stats import moments, tally
+from layerleap.stats import moments, stats
 from layerleap.stream.examples import Sampling
 moments.BUFFER = 10
 folder = sys.argv[1]
@@ -467,7 +467,7 @@ def collect(**options):
 """
 
 
-def collect_saved(folder: Path, **options) -> Tally:
+def collect_saved(folder: Path, **options) -> FitStatistics:
     return collect(
         load(folder), f"{folder}/texts.txt", Sampling(unit="document"), **SETTINGS, **options
     )
@@ -501,7 +501,7 @@ def test_a_killed_run_resumes_and_ends_with_bit_identical_sums(saved, tmp_path):
     checkpoint = tmp_path / "run.safetensors"
     code = """
 from pathlib import Path
-tally.pause_after = lambda _: -1.0
+stats.pause_after = lambda _: -1.0
 seen = 0
 def progress(*_, **__):
     global seen
@@ -512,7 +512,7 @@ collect(checkpoint=Path(sys.argv[2]), progress=progress)
 """
     process = start(code, saved, checkpoint)
     assert process.returncode == -signal.SIGKILL, process.stderr
-    assert Tally.load(checkpoint).n_batches == 5
+    assert FitStatistics.load(checkpoint).n_batches == 5
     assert_bit_equal(collect_saved(saved, checkpoint=checkpoint), collect_saved(saved))
 
 
@@ -550,13 +550,13 @@ dist.destroy_process_group()
 def test_sums_are_added_up_even_if_the_script_has_started_nccl(monkeypatch):
     """NCCL adds up GPU tensors only, and the sums are on the CPU: the run used to end there."""
     used = []
-    dist = tally_module.dist
-    monkeypatch.setattr(tally_module, "world", lambda: (0, 2))
+    dist = fit_statistics.dist
+    monkeypatch.setattr(fit_statistics, "world", lambda: (0, 2))
     monkeypatch.setattr(dist, "get_backend_config", lambda *_: "cuda:nccl")
     monkeypatch.setattr(dist, "new_group", lambda backend: f"a group of {backend}")
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: used.append((tensor, group)))
-    tally = run()
-    assert len(used) == 1 + sum(1 + len(moments.cross) for moments in tally.sets.values())
+    stats = run()
+    assert len(used) == 1 + sum(1 + len(moments.cross) for moments in stats.sets.values())
     assert {group for _, group in used} == {"a group of gloo"}
     monkeypatch.setattr(dist, "get_backend_config", lambda *_: "cpu:gloo,cuda:nccl")
-    assert tally_module.cpu_group() is None
+    assert fit_statistics.cpu_group() is None
