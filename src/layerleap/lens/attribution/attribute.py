@@ -112,7 +112,6 @@ def attribute(
 
             effects = removal.effects(given, score, report)
         removed = tuple(effects.get(one) for one, _ in rows)
-    n_heads = max((1 + one.head for one, _ in rows if one.head is not None), default=0)
     return Attribution(
         target.words(transformer),
         by,
@@ -124,7 +123,6 @@ def attribute(
         tuple(rows),
         removed,
         notes,
-        (place, n_heads),
     )
 
 

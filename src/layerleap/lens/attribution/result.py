@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from layerleap.lens.attribution.contributions import By, Component
+from layerleap.lens.attribution.pictures import pictures
 from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
@@ -26,7 +27,7 @@ class Attribution(Result):
     """
 
     KIND: ClassVar[str] = "attribution"
-    TEMPLATE: ClassVar[str] = "attribution"
+    TEMPLATE: ClassVar[str] = "shapes"
 
     TABLES: ClassVar[tuple[Table, ...]] = (
         Table("contributions", "", lambda result: result.lines()),
@@ -42,7 +43,6 @@ class Attribution(Result):
     components: tuple[tuple[Component, float], ...]
     removed: tuple[float | None, ...] | None = None
     notes: list[str] = field(default_factory=list)  # what limits it, a sentence each
-    shape: tuple[int, int] = (0, 0)  # blocks and heads
 
     @property
     def total(self) -> float:
@@ -114,6 +114,10 @@ class Attribution(Result):
         if self.removed is not None:
             columns.append(Column("if_removed", "if removed", form="{:+.3f}"))
         return [grid_of(Table("", "", lambda _: self.strongest(), tuple(columns)), self)]
+
+    def picture(self) -> Row:
+        """A waterfall of parts or neurons, or heat maps of heads."""
+        return {"shapes": pictures(self.what, self.by, self.lines(), self.tokens, self.value)}
 
     def facts(self) -> Row:
         """What is attributed, and how well the rows add up."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, check_choice
 from layerleap.lens.vocabulary.tokens import output_label
+from layerleap.models.facts import check_number
 from layerleap.models.transformer import Transformer
 
 Token = str | int
@@ -83,8 +84,7 @@ def output_id(transformer: Transformer, token: Token) -> int:
                 "written as in a text (often with a space in front), or its id"
             )
         token = ids[0]
-    if not 0 <= token < transformer.d_vocab:
-        raise BadSettings(f"output {token} does not exist; expected 0 to {transformer.d_vocab - 1}")
+    check_number("output", token, 0, transformer.d_vocab - 1)
     return int(token)
 
 
