@@ -7,6 +7,8 @@ from .act.learning.trainer import finetune as finetune
 from .act.stitch.stitched import stitch as stitch
 from .act.topk.interface import topk_attention as topk_attention
 from .errors import LayerleapError as LayerleapError
+from .lens.attention.attention import attention as attention
+from .lens.attention.heads import heads as heads
 from .lens.attribution.attribute import attribute as attribute
 from .lens.compare.align import align as align
 from .lens.compare.diff import diff as diff

@@ -12,7 +12,7 @@ second pass, and its values are those of its verified heads.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from layerleap.errors import ModelRefused
+from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.attribution.prompt import OneInput
 from layerleap.models.discovery.compare import ROUNDING, rounding, row_gap
 from layerleap.models.discovery.probe import prepare
@@ -29,6 +29,7 @@ from layerleap.models.hooks.attention import attention_wrapped_by
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import Heads, heads
 
+BUDGET = 2**28  # numbers of all patterns together: 1 GB in float32
 _scaled = nn.functional.scaled_dot_product_attention
 
 
@@ -44,10 +45,13 @@ class Patterns:
 class PatternRecorder:
     """Goes around attention functions and keeps the patterns of one input."""
 
-    def __init__(self, transformer: Transformer, given: OneInput, query: int | None) -> None:
+    def __init__(
+        self, transformer: Transformer, given: OneInput, query: int | None, blocks: Sequence[int]
+    ) -> None:
         """`query` is the only position to look from; all when None."""
         self.transformer, self.given = transformer, given
         self._queries = slice(None) if query is None else slice(query, query + 1)
+        self._modules = {m for block in blocks for m in transformer.block(block).modules()}
         self._runs: dict[nn.Module, list[Patterns]] = {}
 
     @torch.no_grad()
@@ -64,6 +68,8 @@ class PatternRecorder:
     ) -> tuple[Any, Any]:
         """As `function`; queries, keys and values are (row, head, pos, width)."""
         output, more = function(module, query, key, value, mask, *args, **options)
+        if module not in self._modules:
+            return output, more
         pattern = _pattern(self._queries, function, module, query, key, value, mask, options)
         self._require(pattern, output[0, self._queries])
         self._runs.setdefault(module, []).append(pattern)
@@ -169,14 +175,28 @@ def mixed_site(transformer: Transformer, known: Heads) -> Site:
 
 @contextmanager
 def patterns(
-    transformer: Transformer, given: OneInput, query: int | None = None, on: bool = True
+    transformer: Transformer,
+    given: OneInput,
+    query: int | None = None,
+    blocks: Sequence[int] = (),
 ) -> Iterator[PatternRecorder]:
-    """Record the patterns of the pass that runs inside, if `on`."""
-    recorder = PatternRecorder(transformer, given, query)
-    if not on:
-        yield recorder
-        return
-    with attention_wrapped_by(recorder):
+    """Record the patterns of some blocks in the pass that runs inside; of none if there are none.
+
+    Args:
+        transformer: the model.
+        given: what it runs on.
+        query: the only position to look from; all when None.
+        blocks: 1 to n_layers.
+    """
+    numbers = BUDGET // max(1, len(blocks)) // max(1, len(given.tokens))
+    n_heads = getattr(transformer.model.config.get_text_config(), "num_attention_heads", None) or 1
+    if query is None and len(given.tokens) * n_heads > numbers:
+        raise BadSettings(
+            f"patterns of {len(blocks)} blocks over {len(given.tokens)} tokens are more than fit "
+            "in 1 GB; name a block, or give a shorter text"
+        )
+    recorder = PatternRecorder(transformer, given, query, blocks)
+    with attention_wrapped_by(recorder) if blocks else nullcontext():
         yield recorder
 
 

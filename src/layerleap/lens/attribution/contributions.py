@@ -135,12 +135,14 @@ class Contributions:
     def capture(cls, places: Places, given: OneInput) -> tuple[Capture, dict[int, Patterns]]:
         """One pass: the first and last state and all sites, at the position."""
         transformer = places.transformer
-        with patterns(transformer, given, given.position, places.by == "source") as recorded:
+        blocks = [
+            b for b in range(1, places.layer + 1) if places.by == "source" and places.heads(b)
+        ]
+        with patterns(transformer, given, given.position, blocks) as recorded:
             captured = transformer.capture(
                 given.inputs, layers={0, places.layer}, sites=places.sites(), keep=given.keep
             )
-        blocks = [b for b in range(1, places.layer + 1) if places.heads(b)]
-        return captured, recorded.of_blocks(blocks) if places.by == "source" else {}
+        return captured, recorded.of_blocks(blocks)
 
     def rows(self, top: int = 20) -> Iterator[tuple[Component, float]]:
         """Every component with its contribution, in order of execution; `top` neurons at most."""
