@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import layerleap
-from layerleap.show.cli import concepts, fit, look
+from layerleap.show.cli import attribution, concepts, fit, look
 from layerleap.show.cli.compare.commands import align, diff
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
@@ -43,6 +43,8 @@ app = typer.Typer(
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what training changed
       layerleap weights smollm2                            heads that copy or map
+      layerleap attribute smollm2 "Once upon a time"       what makes the answer
+      layerleap heads smollm2                              heads by what they look at
       layerleap debug smollm2                              a page to look inside
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -73,6 +75,9 @@ LOOKING = (
     look.card,
     concepts.index,
     concepts.search,
+    attribution.attribute,
+    attribution.attention,
+    attribution.heads,
 )
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, generate):
     app.command()(grouped(command))

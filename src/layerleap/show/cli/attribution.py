@@ -1,0 +1,162 @@
+"""`layerleap attribute`, `attention` and `heads`: which parts and heads make an answer."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import layerleap
+from layerleap.show.cli import preflight
+from layerleap.show.cli.options import Html, Json, Loading, Model, OtherModel, Prompt, Text
+from layerleap.show.cli.preflight import Arguments, Check
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
+
+Position = Annotated[int | None, typer.Option(help="Which token; negative from the end.")]
+Target = Annotated[
+    str | None, typer.Option(help="What an encoder-decoder writes for TEXT; this is what is read.")
+]
+
+
+def _layer(number: int, arguments: Arguments) -> None:
+    arguments.model.check_layer(number)
+
+
+def _block(number: int, arguments: Arguments) -> None:
+    arguments.model.check_block(number)
+
+
+def _head(number: int, arguments: Arguments) -> None:
+    arguments.model.check_part(arguments.values["block"] or 1, head=number)
+
+
+def attribute(
+    model: Model,
+    text: Prompt,
+    token: Annotated[
+        str | None, typer.Option(help="Attribute this token; by default the model's answer.")
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Subtract the logit of this token, or the mean of several; repeat it. "
+            "'vocabulary' is the mean of all logits."
+        ),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="part (attention and FFN), head, neuron, or source (head by source position)."
+        ),
+        preflight.choice("by", ("part", "head", "neuron", "source")),
+    ] = "part",
+    position: Position = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(help="Attribute what a lens reads at this layer."),
+        Check(_layer),
+    ] = None,
+    bank: Annotated[
+        str | None,
+        typer.Option(help="Bank to read that layer through; the logit lens without it."),
+        Check(preflight.bank),
+    ] = None,
+    other_model: OtherModel = False,
+    top: Annotated[
+        int, typer.Option(help="How many neurons have rows."), preflight.at_least("top", 0)
+    ] = 20,
+    total: Annotated[
+        bool, typer.Option("--total", help="Also remove each component and run on.")
+    ] = False,
+    reference: Text = None,
+    target: Target = None,
+    html: Html = None,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Show what each part of MODEL adds to the logit of a token, directly.
+
+    All rows add up to the logit. With --total also what is lost if a component's mean over --text
+    is put in its place: later components may make up for it.
+
+    Examples:
+      layerleap attribute smollm2 "The capital of France is"
+
+      layerleap attribute smollm2 "2 + 2 =" --token " 4" --against " 5" --by head --html sum.html
+    """
+    with clean_errors():
+        transformer, given = loading.load(model), text if target is None else (text, target)
+        others: Any = against[0] if against and len(against) == 1 else against or None
+        with TerminalProgress() as progress:
+            result = layerleap.attribute(
+                transformer,
+                given,
+                token,
+                others,
+                position,
+                by,  # type: ignore[arg-type]  # checked there
+                layer=layer,
+                bank=bank,
+                other_model=other_model,
+                top=top,
+                total=total,
+                text=reference,
+                progress=progress,
+            )
+        _write(html, transformer, "attribution", result.what, text, result)
+        show(result, json=json)
+
+
+def attention(
+    model: Model,
+    text: Prompt,
+    block: Annotated[
+        int | None, typer.Option(help="Only this block, from 1."), Check(_block)
+    ] = None,
+    head: Annotated[int | None, typer.Option(help="Only this head, from 0."), Check(_head)] = None,
+    position: Position = None,
+    target: Target = None,
+    html: Html = None,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Show which tokens the heads of MODEL attend to, with any attention implementation.
+
+    For each head: entropy, distance, and the share of the first token, plain and weighted by the
+    size of what the head would write. Patterns themselves are on the page (--html).
+
+    Example: layerleap attention smollm2 "The capital of France is" --block 24 --html heads.html
+    """
+    with clean_errors():
+        transformer, given = loading.load(model), text if target is None else (text, target)
+        result = layerleap.attention(transformer, given, block, head, position=position)
+        _write(html, transformer, "attention", result.short(), text, result)
+        show(result, json=json)
+
+
+def heads(
+    model: Model, html: Html = None, loading: Loading = Loading(), json: Json = False
+) -> None:
+    """Score all heads of MODEL on named patterns: previous, first, duplicate, induction.
+
+    The probe is random tokens, written twice: only looking back can tell what follows.
+
+    Example: layerleap heads smollm2
+    """
+    with clean_errors():
+        transformer = loading.load(model)
+        result = layerleap.heads(transformer)
+        _write(html, transformer, "heads", result.headline(), "", result)
+        show(result, json=json)
+
+
+def _write(
+    html: Path | None, transformer: Any, kicker: str, fact: str, text: str, result: Any
+) -> None:
+    if html is None:
+        return
+    from layerleap.results.head import PageHead
+    from layerleap.results.page import write_page
+
+    title = ("Inside", transformer.identity.name, "")
+    head = PageHead(kicker, title, (fact,), kicker.capitalize(), result.legend(), text)
+    tell(f"as a page: {write_page(html, head, result)}")
