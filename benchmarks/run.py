@@ -26,6 +26,7 @@ BENCHMARKS = (
     "first_use",
     "load_time",
     "read_time",
+    "attribution",
     "shape",
     "released",
     "paper",
