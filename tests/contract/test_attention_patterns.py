@@ -119,12 +119,14 @@ def test_named_patterns_are_shares_of_every_head(name):
     assert again.to_dict() == result.to_dict()
 
 
-def test_a_replaced_attention_is_refused_rather_than_shown_wrongly():
+def test_a_replaced_attention_is_shown_as_it_is():
     from layerleap.act.edits import TopKAttention
 
     model = wrapped("llama")
-    with model.edit(TopKAttention(k=1)), pytest.raises(ModelRefused, match="law 'patterns'"):
-        attention(model, given("llama"))
+    with model.edit(TopKAttention(k=1)):
+        weights = attention(model, given("llama")).weights[2]
+    assert set(weights.unique().tolist()) == {0.0, 1.0}
+    assert (weights.sum(-1) == 1).all()
 
 
 def test_models_that_read_no_text_have_no_named_patterns():

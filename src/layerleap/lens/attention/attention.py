@@ -211,9 +211,9 @@ def attention(
     if position is not None and not -n <= position < n:
         raise BadSettings(f"position {position} does not exist: the text has {n} tokens")
     blocks = list(range(1, last + 1)) if block is None else [block]
-    with patterns(transformer, given, blocks=blocks) as recorder:
+    with patterns(transformer, given, blocks) as recorder:
         transformer.capture(given.inputs, layers=[blocks[-1]])
-    found = recorder.of_blocks(blocks)
+    found = recorder.found()
     n_heads = len(found[blocks[0]].weights)
     check_number("head", 0 if head is None else head, 0, n_heads - 1)
     sizes, notes = {}, []

@@ -138,9 +138,9 @@ def heads(
         text = [*start, *ids.tolist(), *ids.tolist()]
         pair = {"input_ids": torch.tensor([text]), "decoder_input_ids": torch.tensor([text])}
         given = OneInput.of(transformer, pair if model.config.is_encoder_decoder else text)
-        with patterns(transformer, given, blocks=blocks) as recorder:
+        with patterns(transformer, given, blocks) as recorder:
             transformer.capture(given.inputs, layers=[transformer.n_layers])
-        found = recorder.of_blocks(blocks)
+        found = recorder.found()
         rows.append(torch.cat([_shares(one.weights, n_tokens) for one in found.values()]).flatten())
         flat = torch.ones(1, len(text), len(text)).tril()
         flat = flat if transformer.kind == "next-token" else torch.ones_like(flat)

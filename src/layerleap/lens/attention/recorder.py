@@ -3,14 +3,14 @@
 In: a wrapped model, and a pass over one input. Out: `Patterns` of each block: which share of its
 attention every head pays to every position, and the values that it takes there.
 
-What enters the model's own attention function (queries and keys after rotation and norms, masks,
-scaling, soft-cap, biases and sinks) is seen on its way, and the softmax is computed beside it. What
-the function returns must be these weights times the values, or the model is refused by name. A
-family that does not go through transformers' attention interface is asked for its weights in a
-second pass, and its values are those of its verified heads.
+The model's own attention function is called a second time with the identity in place of the values:
+weights times identity are the weights, after its masks, windows, soft-caps, biases and sinks.
+Weights times values must then be what attention gives. Families that do not go through
+transformers' attention interface run once more: PyTorch's attention function is called twice in the
+same way, or, if there is none, the model is asked for its weights. (Asking comes last: Falcon, if
+it runs with sdpa, returns weights that it does not use.)
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import Heads, heads
 
 BUDGET = 2**28  # numbers of all patterns together: 1 GB in float32
-_scaled = nn.functional.scaled_dot_product_attention
+_SDPA = nn.functional.scaled_dot_product_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,30 @@ class Patterns:
 
     weights: Tensor  # (head, query, key); a row sums to 1, or to 1 less the share of a sink
     values: Tensor  # (head, key, d_value); grouped heads share theirs
-    sink: Tensor | None = None  # (head, query), the share that no position gets
+
+    @classmethod
+    def of(cls, name: str, weights: Tensor, values: Tensor, given: Tensor) -> "Patterns":
+        """Verified patterns; values are (kv head, key, d_value), `given` (query, head, d_value)."""
+        weights, values = (
+            one.detach().to(torch.promote_types(one.dtype, torch.float32)).cpu()
+            for one in (weights, values)
+        )
+        values = values.repeat_interleave(len(weights) // len(values), 0)
+        mixed = (weights @ values).transpose(0, 1).flatten(1)
+        # Many families compute the softmax in float32, whatever the model's dtype.
+        allowed = 10 * max(rounding(given), ROUNDING[torch.float32])
+        if row_gap(mixed, given.reshape(mixed.shape).cpu()) > allowed:
+            raise ModelRefused(
+                f"law 'patterns' failed for {name}: weights times values are not what its "
+                "attention gives, so its weights cannot be shown"
+            )
+        return cls(weights, values)
+
+
+def _identity(value: Tensor) -> Tensor:
+    """In the place of values, (row, kv head, key, d_value): the identity for each head."""
+    keys = torch.eye(value.shape[2], dtype=value.dtype, device=value.device)
+    return keys.expand(*value.shape[:2], -1, -1)
 
 
 class PatternRecorder:
@@ -49,7 +72,8 @@ class PatternRecorder:
         self, transformer: Transformer, given: OneInput, query: int | None, blocks: Sequence[int]
     ) -> None:
         """`query` is the only position to look from; all when None."""
-        self.transformer, self.given = transformer, given
+        self.transformer, self.given, self.blocks = transformer, given, blocks
+        self._name = transformer.identity.name
         self._queries = slice(None) if query is None else slice(query, query + 1)
         self._modules = {m for block in blocks for m in transformer.block(block).modules()}
         self._runs: dict[nn.Module, list[Patterns]] = {}
@@ -62,108 +86,88 @@ class PatternRecorder:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Any,
         *args: Any,
         **options: Any,
     ) -> tuple[Any, Any]:
         """As `function`; queries, keys and values are (row, head, pos, width)."""
-        output, more = function(module, query, key, value, mask, *args, **options)
-        if module not in self._modules:
-            return output, more
-        pattern = _pattern(self._queries, function, module, query, key, value, mask, options)
-        self._require(pattern, output[0, self._queries])
-        self._runs.setdefault(module, []).append(pattern)
+        output, more = function(module, query, key, value, *args, **options)
+        if module in self._modules:
+            weights, _ = function(module, query, key, _identity(value), *args, **options)
+            own = weights[0, self._queries].transpose(0, 1)
+            pattern = Patterns.of(self._name, own, value[0], output[0, self._queries])
+            self._runs.setdefault(module, []).append(pattern)
         return output, more
 
-    def _require(self, pattern: Patterns, given: Tensor) -> None:
-        """Law 'patterns': weights times values are what attention gives, (query, head, d_value)."""
-        mixed = (pattern.weights @ pattern.values).transpose(0, 1).flatten(1)
-        # Many families compute the softmax in float32, whatever the model's dtype.
-        allowed = max(rounding(given), ROUNDING[torch.float32])
-        if row_gap(mixed, given.reshape(mixed.shape).cpu()) > 10 * allowed:
-            raise ModelRefused(
-                f"law 'patterns' failed for {self.transformer.identity.name}: softmax of its "
-                "scores times values is not what its attention gives, as where an edit replaces "
-                "attention, or a family adds to scores what is not known here"
-            )
-
-    def of_blocks(self, blocks: Sequence[int]) -> dict[int, Patterns]:
-        """The patterns of self-attention of some blocks."""
-        found = {block: one for block in blocks if (one := self._of(block))}
-        missing = [block for block in blocks if block not in found]
-        return found | (self._asked_for(missing) if missing else {})
+    def found(self) -> dict[int, Patterns]:
+        """The patterns of self-attention, by block."""
+        found = {block: one for block in self.blocks if (one := self._of(block))}
+        if len(found) < len(self.blocks):
+            found = self._watched() or self._asked_for()
+        return found
 
     def _of(self, block: int) -> Patterns | None:
-        transformer, path = self.transformer, self.transformer.blocks[block - 1]
-        anatomy = transformer.anatomy[block - 1]
-        inside = transformer.block(block)
+        anatomy, inside = self.transformer.anatomy[block - 1], self.transformer.block(block)
         if not isinstance(anatomy, str):  # cross-attention has a root of its own
             inside = inside.get_submodule(attention_root(anatomy.sites["attn.out"].path) or "")
         runs = [one for module in inside.modules() for one in self._runs.get(module, ())]
-        run = transformer.blocks[: block - 1].count(path)  # a shared block runs once per layer
+        paths = self.transformer.blocks[:block]
+        run = paths[:-1].count(paths[-1])  # a shared block runs once per layer
         return runs[run] if run < len(runs) else None
 
     @torch.no_grad()
-    def _asked_for(self, blocks: Sequence[int]) -> dict[int, Patterns]:
-        """The patterns of families with attention functions of their own."""
+    def _watched(self) -> dict[int, Patterns]:
+        with _Watched() as watched:
+            self.transformer.model(**prepare(self.transformer.model, self.given.inputs))
+        if len(watched.calls) != self.transformer.n_layers:
+            return {}
+        found = {}
+        for block in self.blocks:
+            weights, value, output = watched.calls[block - 1]
+            own = output[0, :, self._queries].transpose(0, 1)
+            found[block] = Patterns.of(self._name, weights[0, :, self._queries], value[0], own)
+        return found
+
+    @torch.no_grad()
+    def _asked_for(self) -> dict[int, Patterns]:
         transformer, found = self.transformer, {}
         inputs = prepare(transformer.model, self.given.inputs)
-        with _Watched() as watched:
-            transformer.model(**inputs)
-        if len(watched.calls) == transformer.n_layers:
-            for block in blocks:
-                query, key, value, mask, options, output = watched.calls[block - 1]
-                module = transformer.block(block)
-                own = _pattern(self._queries, _scaled, module, query, key, value, mask, options)
-                self._require(own, output[0, :, self._queries].transpose(0, 1))
-                found[block] = own
-            return found
-        output = transformer.model(**inputs, output_attentions=True)
-        given = getattr(output, "attentions", None)
+        given = getattr(transformer.model(**inputs, output_attentions=True), "attentions", None)
         if not given or len(given) != transformer.n_layers or given[0] is None:
             raise ModelRefused(
-                f"attention of {transformer.identity.name} does not go through transformers' "
-                "attention interface, and the model returns no weights, so there are no patterns"
+                f"attention of {self._name} does not go through transformers' attention interface, "
+                "and the model returns no weights, so there are no patterns"
             )
-        sites: list[tuple[int, str | Site]] = []
-        for block in blocks:
-            sites += [
-                (block, "attn.in"),
-                (block, mixed_site(transformer, heads(transformer, block))),
-            ]
-        entered = transformer.capture(self.given.inputs, layers=(), sites=sites).sites
-        for block in blocks:
+        for block in self.blocks:
             known = heads(transformer, block)
-            bias = known.values.bias(transformer)
-            made = entered[block, "attn.in"][0] @ known.values.of(transformer).T
-            made = (made if bias is None else made + bias).unflatten(-1, (known.n_kv_heads, -1))
-            weights = _plain(given[block - 1][0, :, self._queries])
-            found[block] = Patterns(weights, _shared(_plain(made.transpose(0, 1)), known.n_heads))
-            self._require(
-                found[block], entered[block, mixed_site(transformer, known)][0, self._queries]
-            )
+            bias, mixed = known.values.bias(transformer), mixed_site(transformer, known)
+            sites = transformer.capture(
+                inputs, layers=(), sites=[(block, "attn.in"), (block, mixed)]
+            ).sites
+            made = sites[block, "attn.in"][0] @ known.values.of(transformer).T
+            made = made if bias is None else made + bias
+            value = made.unflatten(-1, (known.n_kv_heads, -1)).transpose(0, 1)
+            weights = given[block - 1][0, :, self._queries]
+            own = sites[block, mixed][0, self._queries]
+            found[block] = Patterns.of(self._name, weights, value, own)
         return found
 
 
 class _Watched(TorchFunctionMode):
-    """Sees what PyTorch's attention function is called with, on this thread."""
-
-    NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+    """Calls PyTorch's attention function twice, on this thread: weights, values and output."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run the function; remember the call if it is attention."""
-        output = function(*args, **(kwargs or {}))
-        if function is _scaled:
-            given = {**dict(zip(self.NAMES, args, strict=False)), **(kwargs or {})}
-            options = {"scaling": given.get("scale"), "is_causal": given.get("is_causal", False)}
-            triple = (given["query"], given["key"], given["value"])
-            self.calls.append((*triple, given.get("attn_mask"), options, output))
+        options = kwargs or {}
+        output = function(*args, **options)
+        if function is _SDPA and len(args) >= 3:
+            query, key, value, *more = args
+            weights = function(query, key, _identity(value), *more, **options)
+            self.calls.append((weights, value, output))
         return output
 
 
@@ -175,79 +179,16 @@ def mixed_site(transformer: Transformer, known: Heads) -> Site:
 
 @contextmanager
 def patterns(
-    transformer: Transformer,
-    given: OneInput,
-    query: int | None = None,
-    blocks: Sequence[int] = (),
+    transformer: Transformer, given: OneInput, blocks: Sequence[int], query: int | None = None
 ) -> Iterator[PatternRecorder]:
-    """Record the patterns of some blocks in the pass that runs inside; of none if there are none.
-
-    Args:
-        transformer: the model.
-        given: what it runs on.
-        query: the only position to look from; all when None.
-        blocks: 1 to n_layers.
-    """
-    numbers = BUDGET // max(1, len(blocks)) // max(1, len(given.tokens))
-    n_heads = getattr(transformer.model.config.get_text_config(), "num_attention_heads", None) or 1
-    if query is None and len(given.tokens) * n_heads > numbers:
+    """Record the patterns of these blocks in the pass that runs inside; of one query, or all."""
+    n = len(given.tokens)
+    n_heads = getattr(transformer.model.config.get_text_config(), "num_attention_heads", 1)
+    if query is None and n * n * n_heads * len(blocks) > BUDGET:
         raise BadSettings(
-            f"patterns of {len(blocks)} blocks over {len(given.tokens)} tokens are more than fit "
-            "in 1 GB; name a block, or give a shorter text"
+            f"patterns of {len(blocks)} blocks over {n} tokens are more than fit in 1 GB; name a "
+            "block, or give a shorter text"
         )
     recorder = PatternRecorder(transformer, given, query, blocks)
     with attention_wrapped_by(recorder) if blocks else nullcontext():
         yield recorder
-
-
-def _plain(value: Tensor) -> Tensor:
-    return value.detach().to(torch.promote_types(value.dtype, torch.float32)).cpu()
-
-
-def _shared(values: Tensor, n_heads: int) -> Tensor:
-    """(kv head, ...) -> (head, ...): each group of heads shares one."""
-    return values.repeat_interleave(n_heads // len(values), 0)
-
-
-def _pattern(
-    queries: slice,
-    function: Callable[..., Any],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    options: dict[str, Any],
-) -> Patterns:
-    """The weights that an attention function uses, from what it is called with."""
-    n_heads, n_queries, n_keys = query.shape[1], query.shape[2], key.shape[2]
-    q, k, v = (_plain(one[0]) for one in (query[:, :, queries], key, value))
-    scale = options.get("scaling")
-    scores = q @ _shared(k, n_heads).mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    cap = options.get("softcap")
-    if cap is not None and "softcap" in inspect.signature(function).parameters:
-        scores = cap * torch.tanh(scores / cap)
-    if (bias := options.get("position_bias")) is not None:
-        scores = scores + _plain(bias[0, :, queries])
-    if isinstance(mask, Tensor) and mask.dim() == 4:
-        own = mask[0, :, queries, :n_keys].cpu()
-        hidden = ~own if own.dtype == torch.bool else own <= torch.finfo(own.dtype).min / 2
-        scores = scores if own.dtype == torch.bool else scores + own.to(scores)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    elif mask is not None:
-        raise ModelRefused(
-            f"{type(module).__name__} is given a {type(mask).__name__} as its mask, which cannot "
-            "be read; load the model with attn_implementation='sdpa' or 'eager'"
-        )
-    else:
-        causal = options.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        if causal and n_queries > 1:
-            later = torch.ones(n_queries, n_keys, dtype=torch.bool).triu(1 + n_keys - n_queries)
-            scores = scores.masked_fill(later[queries], -torch.inf)
-    sinks = options.get("s_aux")
-    if sinks is None:
-        return Patterns(scores.softmax(-1), _shared(v, n_heads))
-    column = _plain(sinks)[:, None, None].expand(-1, scores.shape[1], 1)
-    both = torch.cat([scores, column], -1).softmax(-1)
-    return Patterns(both[..., :-1], _shared(v, n_heads), both[..., -1])

@@ -138,11 +138,11 @@ class Contributions:
         blocks = [
             b for b in range(1, places.layer + 1) if places.by == "source" and places.heads(b)
         ]
-        with patterns(transformer, given, given.position, blocks) as recorded:
+        with patterns(transformer, given, blocks, given.position) as recorded:
             captured = transformer.capture(
                 given.inputs, layers={0, places.layer}, sites=places.sites(), keep=given.keep
             )
-        return captured, recorded.of_blocks(blocks)
+        return captured, recorded.found()
 
     def rows(self, top: int = 20) -> Iterator[tuple[Component, float]]:
         """Every component with its contribution, in order of execution; `top` neurons at most."""
