@@ -4,6 +4,7 @@ In: numbers and labels. Out: paths, bars and ticks with places in pixels. No scr
 picture can be copied out of a notebook into a paper.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -85,9 +86,9 @@ def waterfall(title: str, steps: Sequence[tuple[str, str, float, str]], total: f
                 "end": y(start + value),
             }
         )
-    step = _round_step(high - low)
-    first = int(low / step) - (low < 0)
-    ticks = [step * n for n in range(first, int(high / step) + 1) if low <= step * n <= high]
+    unit = 10.0 ** math.floor(math.log10(high - low or 1.0))
+    step = next(part * unit for part in (0.2, 0.5, 1, 2) if (high - low) / (part * unit) <= 6)
+    ticks = [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return {
         "form": "waterfall",
         "title": title,
@@ -106,11 +107,3 @@ def waterfall(title: str, steps: Sequence[tuple[str, str, float, str]], total: f
 def _room(labels: Sequence[str]) -> float:
     """Pixels that the longest label takes."""
     return 8 + LETTER * max(map(len, labels), default=0)
-
-
-def _round_step(span: float) -> float:
-    """A step of 1, 2 or 5 times a power of ten that gives a handful of ticks."""
-    step = 10.0 ** len(str(int(span))) / 100 if span >= 1 else 0.01
-    while span / step > 7:
-        step *= 2.5 if f"{step:e}".startswith("2") else 2
-    return step

@@ -13,17 +13,14 @@ With the size of the whole state, the shares of its parts add up; with their own
 not. A soft-cap is not linear, so scores are those before it.
 """
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
 from layerleap.lens.lens import Lens
-from layerleap.models.discovery.compare import rounding
 from layerleap.models.discovery.sites import is_norm
 from layerleap.models.discovery.tail import ACTIVATIONS, Step
 from layerleap.models.weights.matrices import has_matrix
@@ -63,99 +60,59 @@ class FrozenNorm:
         return float(gradient.double() @ self.shift.double())
 
 
-@dataclass(frozen=True)
-class _Link:
-    """One step from the state to the logits."""
-
-    name: str  # of what it adds whatever its input
-    back: Callable[[Tensor], Tensor]
-    constant: Callable[[Tensor], float] = lambda _: 0.0
-
-
 class Readout:
     """The way from one state of h[layer] to logits, linear at that state."""
 
-    @torch.no_grad()
     def __init__(self, lens: Lens, layer: int, state: Tensor) -> None:
         """`state` is (1, d_model), as `capture` gives it with one kept position."""
-        transformer = self.transformer = lens.transformer
-        self.is_capped = False
-        self._links: list[_Link] = []
-        value = state
-        if lens.map(layer).kind != "logit":
-            value = self._affine("map bias", lens.map(layer), value)
-        value = value[:, None]  # one-token texts, which every tail accepts
-        for step in transformer.tail:
-            if self.is_capped or step.kind in (*ACTIVATIONS, "join"):
-                raise self._not_linear(f"applies {step} to its states")
-            value = self._step(step, value)
-        self.logits = wide(value).reshape(-1)
+        self.transformer, self.is_capped = lens.transformer, False
+        self._constants: list[tuple[str, Tensor]] = []
+        with torch.inference_mode(False), torch.enable_grad():
+            self._state = value = state.detach().clone().requires_grad_()
+            if (own := lens.map(layer)).kind != "logit":
+                value = self._plus("map bias", own(value), own(torch.zeros_like(value)))
+            value = value[:, None]  # one-token texts, which every tail accepts
+            for step in self.transformer.tail:
+                value = self._step(step, value)
+        self._logits, self.logits = value, wide(value).flatten()
 
     def scored(self, target: Tensor) -> tuple[float, Tensor, dict[str, float]]:
         """A combination of logits: its score, its gradient in the state, and its constants."""
-        score = float(self.logits.double() @ target.double())
+        outside = target.reshape(self._logits.shape).to(self._logits)
+        leaves = [self._state, *(leaf for _, leaf in self._constants)]
+        gradient, *inside = torch.autograd.grad(self._logits, leaves, outside)
         constants: dict[str, float] = {}
-        gradient = target.to(self.logits)
-        for link in reversed(self._links):
-            if constant := link.constant(gradient):
-                constants[link.name] = constants.get(link.name, 0.0) + constant
-            gradient = link.back(gradient)
-        return score, gradient, constants
+        for (name, leaf), own in zip(self._constants, inside, strict=True):
+            constants[name] = constants.get(name, 0.0) + float((own * leaf.detach()).sum())
+        known = {name: value for name, value in constants.items() if value}
+        return float(self.logits.double() @ target.double()), wide(gradient).flatten(), known
 
     def _step(self, step: Step, value: Tensor) -> Tensor:
+        if self.is_capped or step.kind in (*ACTIVATIONS, "join"):
+            raise ModelRefused(
+                f"the head of {self.transformer.identity.name} applies {step} to its states, so a "
+                "logit is not a sum over what the parts of the model add"
+            )
         if step.kind == "cap":
             self.is_capped = True
             return value
-        if step.kind == "module":
-            module = self.transformer.model.get_submodule(step.path)
-            if is_norm(module) or {p.dim() for p in module.parameters()} == {1}:
-                norm = FrozenNorm.at(module, value)
-                self._links.append(_Link("final norm bias", norm.back, norm.constant))
-                return self.transformer.apply(step, value)
-            return self._affine("head bias", partial(self.transformer.apply, step), value, module)
-        if step.kind == "scale":
-            self._links.append(_Link("", lambda gradient: gradient * step.number))
-        elif step.kind == "pad":
-            width = value.shape[-1]
-            self._links.append(_Link("", lambda gradient: gradient[:width]))
-        return self.transformer.apply(step, value)  # picking a position changes no number
+        given = self.transformer.apply(step, value)
+        if step.kind != "module":
+            return given
+        module = self.transformer.model.get_submodule(step.path)
+        if is_norm(module) or {p.dim() for p in module.parameters()} == {1}:
+            norm = FrozenNorm.at(module, value)
+            linear = norm.fold.into_writer(value) * norm.size
+            given = given.detach() + (linear - linear.detach()).to(given)
+            return self._plus("final norm bias", given, norm.shift)
+        if has_matrix(module):  # without another product with the matrix
+            bias = getattr(module, "bias", None)
+            return given if bias is None else self._plus("head bias", given, bias)
+        zero = self.transformer.apply(step, torch.zeros_like(value))
+        return self._plus("head bias", given, zero)
 
-    def _affine(
-        self,
-        name: str,
-        function: Callable[[Tensor], Tensor],
-        value: Tensor,
-        module: nn.Module | None = None,
-    ) -> Tensor:
-        """The value after a map or a module."""
-        with torch.inference_mode(False), torch.enable_grad():
-            x = value.detach().clone().requires_grad_()
-            given = function(x)
-
-        def back(gradient: Tensor) -> Tensor:
-            outside = gradient.reshape(given.shape).to(given.dtype)
-            (inside,) = torch.autograd.grad(given, x, outside, retain_graph=True)
-            terms = wide(inside).double() * wide(x).double()
-            total = float(gradient.double() @ wide(given).flatten().double())
-            excess = abs(float(terms.sum()) + constant(gradient) - total)
-            if excess > 10 * rounding(value) * (abs(total) + float(terms.abs().sum())):
-                raise self._not_linear("has a part that is not linear")
-            return wide(inside).flatten()
-
-        if module is not None and has_matrix(module):
-            shift = getattr(module, "bias", None)  # without another product with the matrix
-        else:
-            shift = function(torch.zeros_like(value))
-        shift = None if shift is None else wide(shift).flatten().double()
-
-        def constant(gradient: Tensor) -> float:
-            return 0.0 if shift is None else float(gradient.double() @ shift)
-
-        self._links.append(_Link(name, back, constant))
-        return given.detach()
-
-    def _not_linear(self, reason: str) -> ModelRefused:
-        return ModelRefused(
-            f"the head of {self.transformer.identity.name} {reason}, so a logit is not a sum over "
-            "what the parts of the model add; attribute a model whose head is a norm and a matrix"
-        )
+    def _plus(self, name: str, value: Tensor, constant: Tensor) -> Tensor:
+        """The value, which has the constant in it: its gradient is asked for, too."""
+        leaf = constant.detach().clone().requires_grad_()
+        self._constants.append((name, leaf))
+        return value + (leaf - leaf.detach()).to(value)

@@ -6,6 +6,7 @@ what the component adds directly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,15 +17,16 @@ from layerleap.lens.attention.recorder import mixed_site
 from layerleap.lens.attribution.contributions import Component, Places
 from layerleap.lens.attribution.prompt import OneInput
 from layerleap.models.discovery.sites import Site
-from layerleap.models.discovery.trace import required_state, state_given, with_state
-from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
+from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.recording import record
+from layerleap.models.hooks.rows import Rows
+from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import default_text, resolve_text
 
-AT_ONCE = 8  # components of one block that are removed in one pass, each in a copy of the input
+AT_ONCE = 8  # components of one site that are removed in one pass, each in a copy of the input
 
 
 def is_removable(one: Component) -> bool:
@@ -85,62 +87,52 @@ class Removal:
         self, given: OneInput, score: Callable[[Tensor], Tensor], progress: Progress
     ) -> dict[Component, float]:
         """The score less the score without each component; `score` takes rows of h[layer]."""
-        transformer, layer = self.transformer, self.places.layer
-        copies = min(AT_ONCE, max(len(group) for group in self._groups()))
-        inputs = {k: _repeated(v, copies) for k, v in given.inputs.items()}
-        recording = record(transformer, inputs)
-        keep = given.keep.expand(copies, -1)
+        transformer, layer, found = self.transformer, self.places.layer, dict[Component, float]()
+        inputs = {
+            name: value.repeat(AT_ONCE, *[1] * (value.dim() - 1))
+            if isinstance(value, Tensor)
+            else value
+            for name, value in given.inputs.items()
+        }
+        recording, keep = record(transformer, inputs), given.keep.expand(AT_ONCE, -1)
         before = score(transformer.rows(recording.states[layer], keep))
-        found: dict[Component, float] = {}
-        for group in self._groups():
-            block, slots = group[0].block or 0, [self.slots[one] for one in group]
-            module = transformer.site_module(block, slots[0][0])
-            tap = self._tap(block, slots, given.keep[0])
-            with tapped(transformer.model, {module: tap}):
-                h = recording.run(recording.states[block - 1], block - 1, block)
-            after = score(transformer.rows(recording.run(h, block, layer), keep))
-            lost = (before - after).tolist()
-            found |= dict(zip(group, lost, strict=False))
+        for (block, site), group in self._groups():
+            own = [self.slots[one][1] for one in group]
+            edit = _PutMeans(block, site, own, self.means[block, site], given.keep[0])
+            with transformer.edit(edit):
+                h = recording.run(recording.states[block - 1], block - 1, layer)
+            lost = before - score(transformer.rows(h, keep))
+            found |= dict(zip(group, lost.tolist(), strict=False))
             progress("removing", len(found), len(self.slots), "components")
         return found
 
-    def _groups(self) -> Iterator[list[Component]]:
+    def _groups(self) -> Iterator[tuple[tuple[int, Site], list[Component]]]:
         """Components of one site, as many as are removed at once."""
         by_site: dict[tuple[int, Site], list[Component]] = {}
         for one, (site, _) in self.slots.items():
             by_site.setdefault((one.block or 0, site), []).append(one)
-        for group in by_site.values():
+        for place, group in by_site.items():
             for start in range(0, len(group), AT_ONCE):
-                yield group[start : start + AT_ONCE]
-
-    def _tap(self, block: int, slots: Sequence[tuple[Site, slice]], keep: Tensor) -> Tap:
-        site = slots[0][0]
-        mean = self.means[block, site]
-
-        def changed(value: Tensor) -> Tensor:
-            own = value.reshape(-1, len(keep), value.shape[-1]).clone()
-            for copy, (_, columns) in enumerate(slots):
-                own[copy, keep, columns] = mean[columns].to(own)
-            return own.reshape(value.shape)
-
-        if site.side == "in":
-
-            def change_input(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-                place, value = required_state(args, kwargs)
-                return with_state(args, kwargs, place, changed(value))
-
-            return Tap(change_input=change_input)
-
-        def change_output(output: Any) -> Any:
-            state = state_given(output)
-            assert state is not None
-            value = changed(state)
-            if output is state:
-                return value
-            return type(output)(value if item is state else item for item in output)
-
-        return Tap(change_output=change_output)
+                yield place, group[start : start + AT_ONCE]
 
 
-def _repeated(value: Any, copies: int) -> Any:
-    return value.repeat(copies, *[1] * (value.dim() - 1)) if isinstance(value, Tensor) else value
+@dataclass(frozen=True, eq=False)
+class _PutMeans(Edit):
+    """Means in the place of components of one site, each in a copy of its own."""
+
+    block: int
+    site: Site
+    columns: Sequence[slice]  # by copy
+    mean: Tensor
+    keep: Tensor  # (pos,)
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        module = transformer.site_module(self.block, self.site)
+        return [Change(self.block, module, self.site.side, self._apply)]
+
+    def _apply(self, values: Tensor, rows: Callable[[], Rows]) -> tuple[Tensor, int]:
+        where, changed = rows(), values.clone()
+        for copy, columns in enumerate(self.columns):
+            at = (where.texts == copy) & self.keep[where.positions]
+            changed[at.to(values.device), columns] = self.mean[columns].to(values)
+        return changed, len(self.columns)
