@@ -6,7 +6,7 @@ picture can be copied out of a notebook into a paper.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from layerleap.results.colours import HIGH, LOW, RGB, signed_colour
 from layerleap.results.columns import Row
@@ -102,6 +102,11 @@ def waterfall(title: str, steps: Sequence[tuple[str, str, float, str]], total: f
         "bottom": _room([tick for _, tick, _, _ in steps] + ["total"]) * 0.8 + 8,
         "kinds": list(KINDS.items()),
     }
+
+
+def block_ticks(blocks: Iterable[int]) -> list[str]:
+    """Labels of blocks: the first and every fifth."""
+    return [f"L{block}" if block == 1 or block % 5 == 0 else "" for block in blocks]
 
 
 def _room(labels: Sequence[str]) -> float:

@@ -23,7 +23,7 @@ from layerleap.models.weights import heads
 from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
-from layerleap.results.shapes import heat_map
+from layerleap.results.shapes import block_ticks, heat_map
 
 SHOWN = 20  # heads of several blocks in a table; JSON and data frames have all
 ENTROPY = Column("entropy", "entropy (nats)", form="{:.2f}")
@@ -155,10 +155,8 @@ class Attention(Result):
         """What all heads look at from one position: tokens down, heads across."""
         at = len(self.tokens) - 1 if self.position is None else self.position
         rows = torch.cat([own[list(self.heads), at] for own in self.weights.values()]).T
-        ticks = []
-        for block in self.weights:
-            name = f"L{block}" if block == 1 or block % 5 == 0 else ""
-            ticks += [name, *[""] * (len(self.heads) - 1)]
+        room = [""] * (len(self.heads) - 1)
+        ticks = [one for name in block_ticks(self.weights) for one in (name, *room)]
         width = max(2, min(12, 900 // rows.shape[1]))
         title = f"from {self.tokens[at]}, all heads"
         size = (width, max(4, min(16, 480 // len(self.tokens))))
@@ -168,7 +166,7 @@ class Attention(Result):
         """Heads down, blocks across."""
         lines = {(row["block"], row["head"]): row for row in self.lines()}
         names = [f"head {head}" for head in self.heads]
-        ticks = [f"L{b}" if b == 1 or b % 5 == 0 else "" for b in self.weights]
+        ticks = block_ticks(self.weights)
         keys = [
             ("first", "share of the first token"),
             ("entropy", "entropy"),

@@ -12,7 +12,7 @@ such a text can be guessed but by looking back, so what is measured is where a h
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table, estimate
-from layerleap.results.shapes import heat_map
+from layerleap.results.shapes import block_ticks, heat_map
 
 PATTERNS = ("previous", "first", "duplicate", "induction")
 NAMED = 0.3  # a head has the name of a pattern whose interval lies above this share
@@ -102,13 +102,13 @@ class HeadPatterns(Result):
     def picture(self) -> Row:
         """A map of all heads for each pattern: heads down, blocks across."""
         blocks, heads = (sorted({place[n] for place in self.shares}) for n in (0, 1))
-        ticks = [f"L{block}" if block == 1 or block % 5 == 0 else "" for block in blocks]
-        names = [f"head {head}" for head in heads]
-        shapes = []
-        for one in PATTERNS:
-            rows = [[self.shares[block, head][one].value for block in blocks] for head in heads]
-            shapes.append(heat_map(one, rows, names, ticks, cell=(14, 14), most=1.0))
-        return {"shapes": shapes}
+        ticks, names = block_ticks(blocks), [f"head {head}" for head in heads]
+        values = {
+            one: [[self.shares[block, head][one].value for block in blocks] for head in heads]
+            for one in PATTERNS
+        }
+        look: dict[str, Any] = {"cell": (14, 14), "most": 1.0}
+        return {"shapes": [heat_map(k, rows, names, ticks, **look) for k, rows in values.items()]}
 
 
 @checked

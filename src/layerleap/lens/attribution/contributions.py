@@ -11,8 +11,7 @@ needs no vector per head or neuron: the gradient is carried back through W_O, or
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,7 +27,6 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, Heads, all_heads, feed_forwards
 
 By = Literal["part", "head", "neuron", "source"]
-WORDS = {"attn": "attention", "cross": "cross-attention", "ffn": "FFN"}
 
 
 @dataclass(frozen=True)
@@ -54,55 +52,39 @@ class Component:
         return f"L{self.block}.{'other neurons' if self.rest else self.part}"
 
 
-@dataclass
 class Places:
-    """What is captured, and how each block is split."""
+    """What is captured, and which blocks are split into heads or neurons."""
 
-    transformer: Transformer
-    by: By
-    layer: int
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for block in range(1, self.layer + 1):
-            if self.anatomy(block).style == "post-norm":
-                name = self.transformer.identity.name
-                raise ModelRefused(
-                    f"{name} norms its whole stream after every part (post-norm), so what a block "
-                    "adds is rescaled by all later blocks, and a logit is not a sum over parts; "
-                    "ll.attention, ll.read and ll.neurons can read this model"
-                )
-        if self.by == "part":
+    def __init__(self, transformer: Transformer, by: By, layer: int) -> None:
+        self.transformer, self.by, self.blocks = transformer, by, range(1, layer + 1)
+        self.notes: list[str] = []
+        self.heads: dict[int, Heads] = {}
+        self.ffns: dict[int, FeedForward] = {}
+        name = transformer.identity.name
+        if any(self.anatomy(block).style == "post-norm" for block in self.blocks):
+            raise ModelRefused(
+                f"{name} norms its whole stream after every part (post-norm), so what a block "
+                "adds is rescaled by all later blocks, and a logit is not a sum over parts; "
+                "ll.attention, ll.read and ll.neurons can read this model"
+            )
+        if by == "part":
             return
-        wanted: Mapping[int, Any] = self._ffns if self.by == "neuron" else self._heads
-        reasons = [one for block, one in wanted.items() if isinstance(one, str)]
-        if len(reasons) == len(wanted):
-            what = "neurons" if self.by == "neuron" else "heads"
-            raise ModelRefused(f"{what} cannot be told apart: {reasons[0]}")
-        if reasons:
-            self.notes.append(f"{len(reasons)} of {len(wanted)} blocks stay whole: {reasons[0]}")
+        known: dict[int, Any] = (feed_forwards if by == "neuron" else all_heads)(transformer)
+        kept = {b: known[b] for b in self.blocks if not isinstance(known[b], str)}
+        if reasons := [known[b] for b in self.blocks if b not in kept]:
+            what = "neurons" if by == "neuron" else "heads"
+            if not kept:
+                raise ModelRefused(f"{what} cannot be told apart: {reasons[0]}")
+            some = f"{len(reasons)} of {len(self.blocks)} blocks are not split into {what}"
+            self.notes.append(f"{some}: {reasons[0]}")
+        if by == "neuron":
+            self.ffns = kept
+        else:
+            self.heads = kept
 
     def anatomy(self, block: int) -> Anatomy:
         """The parts of a block."""
         return self.transformer.known_anatomy(block, "a logit cannot be split into what they add")
-
-    @cached_property
-    def _heads(self) -> dict[int, Heads | str]:
-        return {b: one for b, one in all_heads(self.transformer).items() if b <= self.layer}
-
-    @cached_property
-    def _ffns(self) -> dict[int, FeedForward | str]:
-        return {b: one for b, one in feed_forwards(self.transformer).items() if b <= self.layer}
-
-    def heads(self, block: int) -> Heads | None:
-        """The heads of a block, if it is split into heads."""
-        own = self._heads[block] if self.by in ("head", "source") else None
-        return own if isinstance(own, Heads) else None
-
-    def ffn(self, block: int) -> FeedForward | None:
-        """The neurons of a block, if it is split into neurons."""
-        own = self._ffns[block] if self.by == "neuron" else None
-        return own if isinstance(own, FeedForward) else None
 
     def added(self, block: int) -> dict[str, Site]:
         """By part, the site whose value is added to the stream."""
@@ -112,11 +94,11 @@ class Places:
     def sites(self) -> list[tuple[int, str | Site]]:
         """All sites that are needed."""
         found: list[tuple[int, str | Site]] = []
-        for block in range(1, self.layer + 1):
+        for block in self.blocks:
             found += [(block, site) for site in self.added(block).values()]
-            if heads := self.heads(block):
+            if heads := self.heads.get(block):
                 found += [(block, mixed_site(self.transformer, heads)), (block, "attn.out")]
-            if ffn := self.ffn(block):
+            if ffn := self.ffns.get(block):
                 found += [(block, ffn.site), (block, "ffn.out")]
         return list(dict.fromkeys(found))
 
@@ -134,27 +116,28 @@ class Contributions:
     @classmethod
     def capture(cls, places: Places, given: OneInput) -> tuple[Capture, dict[int, Patterns]]:
         """One pass: the first and last state and all sites, at the position."""
-        transformer = places.transformer
-        blocks = [
-            b for b in range(1, places.layer + 1) if places.by == "source" and places.heads(b)
-        ]
-        with patterns(transformer, given, blocks, given.position) as recorded:
+        transformer, split = places.transformer, places.by == "source"
+        with patterns(
+            transformer, given, list(places.heads) if split else [], given.position
+        ) as recorded:
             captured = transformer.capture(
-                given.inputs, layers={0, places.layer}, sites=places.sites(), keep=given.keep
+                given.inputs,
+                layers={0, len(places.blocks)},
+                sites=places.sites(),
+                keep=given.keep,
             )
         return captured, recorded.found()
 
     def rows(self, top: int = 20) -> Iterator[tuple[Component, float]]:
         """Every component with its contribution, in order of execution; `top` neurons at most."""
-        blocks = range(1, self.places.layer + 1)
-        neurons = {b: self._neurons(ffn) for b in blocks if (ffn := self.places.ffn(b))}
+        neurons = {block: self._neurons(ffn) for block, ffn in self.places.ffns.items()}
         sizes = torch.cat([own.abs() for own, _ in neurons.values()] or [torch.zeros(1)])
         least = float(sizes.topk(min(top, len(sizes))).values.amin()) if top else torch.inf
         yield Component("embedding"), self._dot(self.gradient, self.captured.states[0])
-        for block in blocks:
+        for block in self.places.blocks:
             scale = self.places.anatomy(block).scale
             for part, site in self.places.added(block).items():
-                if part == "attn" and (heads := self.places.heads(block)):
+                if part == "attn" and (heads := self.places.heads.get(block)):
                     yield from self._heads(heads)
                 elif part == "ffn" and block in neurons:
                     own, constant = neurons[block]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from layerleap.results.columns import Row
-from layerleap.results.shapes import heat_map, waterfall
+from layerleap.results.shapes import block_ticks, heat_map, waterfall
 
 KINDS = {"attn": "attention", "cross": "attention", "ffn": "FFN"}
 MOST = 16  # heads or neurons with a name
@@ -29,18 +29,16 @@ def _kind(row: Row) -> str:
 
 def _by_block(what: str, lines: Sequence[Row], total: float) -> Row:
     """Attention and FFN of every block, in order, whatever they were split into."""
-    sums: dict[str, tuple[float, str]] = {}
+    sums: dict[tuple[int | None, str], float] = {}
+    kinds: dict[tuple[int | None, str], str] = {}
     for row in lines:
-        name = row["part"].partition(" ")[0] if row["block"] else row["name"]
-        key = f"L{row['block']}.{name}" if row["block"] else name
-        sums[key] = sums.get(key, (0.0, ""))[0] + row["direct"], _kind(row)
-    blocks, steps = set(), []
-    for name, (value, kind) in sums.items():
-        block = name.partition(".")[0] if "." in name else name
-        is_new = block not in blocks and (block[1:] in ("1", "") or not block[1:].isdigit())
-        is_new |= block not in blocks and block[1:].isdigit() and int(block[1:]) % 5 == 0
-        blocks.add(block)
-        steps.append((name, block if is_new else "", value, kind))
+        key = row["block"], row["part"].partition(" ")[0] if row["block"] else row["part"]
+        sums[key], kinds[key] = sums.get(key, 0.0) + row["direct"], _kind(row)
+    steps = []
+    for (block, part), value in sums.items():
+        is_first = block is not None and part == next(one for at, one in sums if at == block)
+        tick = block_ticks([block])[0] if block and is_first else "" if block else part
+        steps.append((f"L{block}.{part}" if block else part, tick, value, kinds[block, part]))
     return waterfall(what, steps, total)
 
 
@@ -67,8 +65,7 @@ def _heads(what: str, lines: Sequence[Row]) -> Row:
     names = [*heads, "FFN"]
     rows = [[values.get((name, block), 0.0) for block in blocks] for name in names]
     labels = ["FFN" if name == "FFN" else f"head {name}" for name in names]
-    ticks = [f"L{block}" if block == 1 or block % 5 == 0 else "" for block in blocks]
-    return heat_map(f"{what}, by head", rows, labels, ticks)
+    return heat_map(f"{what}, by head", rows, labels, block_ticks(blocks))
 
 
 def _sources(what: str, lines: Sequence[Row], tokens: Sequence[str]) -> Row:

@@ -46,10 +46,10 @@ class Removal:
     def _slot(self, one: Component) -> tuple[Site, slice]:
         """The site of a component, and which of its columns are its own."""
         block = one.block or 0
-        if one.head is not None and (heads := self.places.heads(block)):
+        if one.head is not None and (heads := self.places.heads.get(block)):
             own = slice(one.head * heads.d_value, (one.head + 1) * heads.d_value)
             return mixed_site(self.transformer, heads), own
-        if one.neuron is not None and (ffn := self.places.ffn(block)):
+        if one.neuron is not None and (ffn := self.places.ffns.get(block)):
             return ffn.site, slice(one.neuron, one.neuron + 1)
         return self.places.added(block)[one.part], slice(None)
 
@@ -87,7 +87,11 @@ class Removal:
         self, given: OneInput, score: Callable[[Tensor], Tensor], progress: Progress
     ) -> dict[Component, float]:
         """The score less the score without each component; `score` takes rows of h[layer]."""
-        transformer, layer, found = self.transformer, self.places.layer, dict[Component, float]()
+        transformer, layer, found = (
+            self.transformer,
+            len(self.places.blocks),
+            dict[Component, float](),
+        )
         inputs = {
             name: value.repeat(AT_ONCE, *[1] * (value.dim() - 1))
             if isinstance(value, Tensor)

@@ -44,7 +44,7 @@ app = typer.Typer(
       layerleap diff smollm2 smollm2-reviews               what training changed
       layerleap weights smollm2                            heads that copy or map
       layerleap attribute smollm2 "Once upon a time"       what makes the answer
-      layerleap heads smollm2                              heads by what they look at
+      layerleap heads smollm2                              what heads look at
       layerleap debug smollm2                              a page to look inside
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.

@@ -7,7 +7,7 @@ import typer
 
 import layerleap
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Html, Json, Loading, Model, OtherModel, Prompt, Text
+from layerleap.show.cli.options import Html, Json, Loading, Model, Prompt, Text
 from layerleap.show.cli.preflight import Arguments, Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
 
@@ -60,7 +60,6 @@ def attribute(
         typer.Option(help="Bank to read that layer through; the logit lens without it."),
         Check(preflight.bank),
     ] = None,
-    other_model: OtherModel = False,
     top: Annotated[
         int, typer.Option(help="How many neurons have rows."), preflight.at_least("top", 0)
     ] = 20,
@@ -81,7 +80,7 @@ def attribute(
     Examples:
       layerleap attribute smollm2 "The capital of France is"
 
-      layerleap attribute smollm2 "2 + 2 =" --token " 4" --against " 5" --by head --html sum.html
+      layerleap attribute smollm2 "2 + 2 =" --against " 5" --by head --total
     """
     with clean_errors():
         transformer, given = loading.load(model), text if target is None else (text, target)
@@ -96,7 +95,6 @@ def attribute(
                 by,  # type: ignore[arg-type]  # checked there
                 layer=layer,
                 bank=bank,
-                other_model=other_model,
                 top=top,
                 total=total,
                 text=reference,
