@@ -4,15 +4,17 @@ from functools import cache
 
 import pytest
 import torch
+import transformers as hf
 
 from edit_cases import EXPERTS, part_bank, wrapped
-from families import ALL, CLASSIFIERS
+from families import ALL, BASE, CLASSIFIERS
 from layerleap.errors import ModelRefused
 from layerleap.lens.attribution.attribute import attribute
 from layerleap.lens.lens import Lens
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.probe import probe
+from layerleap.models.transformer import Transformer
 
 POST_NORM = {"opt_350m", "bert", "roberta", "distilbert", "albert", "electra", "bart"}
 OTHERS = {"beit", "dinov2_patches"}  # parts not known; normed before positions are averaged
@@ -139,6 +141,15 @@ def test_models_without_known_parts_or_with_normed_means_are_refused():
         attribute(wrapped("beit"), given("beit"))
     with pytest.raises(ModelRefused, match="averages normed states"):
         attribute(wrapped("dinov2_patches"), given("dinov2_patches"))
+
+
+def test_heads_that_are_not_linear_are_refused():
+    """Encoders without post-norms exist, but their head for masked tokens has an activation."""
+    config = hf.RobertaPreLayerNormConfig(**{**BASE, "max_position_embeddings": 66})
+    torch.manual_seed(0)
+    model = Transformer.wrap(hf.RobertaPreLayerNormForMaskedLM(config).eval(), check=False)
+    with pytest.raises(ModelRefused, match="has a part that is not linear"):
+        attribute(model, [5, 9, 33])
 
 
 def test_states_that_are_changed_between_parts_are_refused():

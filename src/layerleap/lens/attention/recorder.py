@@ -182,9 +182,9 @@ def patterns(
     transformer: Transformer, given: OneInput, blocks: Sequence[int], query: int | None = None
 ) -> Iterator[PatternRecorder]:
     """Record the patterns of these blocks in the pass that runs inside; of one query, or all."""
-    n = len(given.tokens)
+    n = len(given.tokens) if blocks else 0
     n_heads = getattr(transformer.model.config.get_text_config(), "num_attention_heads", 1)
-    if query is None and n * n * n_heads * len(blocks) > BUDGET:
+    if n * n * n_heads * (len(blocks) if query is None else 1) > BUDGET:
         raise BadSettings(
             f"patterns of {len(blocks)} blocks over {n} tokens are more than fit in 1 GB; name a "
             "block, or give a shorter text"

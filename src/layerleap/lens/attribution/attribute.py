@@ -136,6 +136,6 @@ def _require_sum(
     if residue > 10 * max(rounding(state), ROUNDING[torch.float32]) * size:
         raise ModelRefused(
             f"contributions of {transformer.identity.name} miss the logit by {residue:.2g}, more "
-            "than rounding explains: hooks or edits change its states between the parts, or its "
-            "head is not linear; remove what changes states, or attribute an inner layer"
+            "than rounding explains: hooks or edits change its states between the parts; remove "
+            "them, or attribute an inner layer before they act"
         )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
 from layerleap.lens.lens import Lens
+from layerleap.models.discovery.compare import ROUNDING, rounding
 from layerleap.models.discovery.sites import is_norm
 from layerleap.models.discovery.tail import ACTIVATIONS, Step
 from layerleap.models.weights.matrices import has_matrix
@@ -85,14 +86,17 @@ class Readout:
         for (name, leaf), own in zip(self._constants, inside, strict=True):
             constants[name] = constants.get(name, 0.0) + float((own * leaf.detach()).sum())
         known = {name: value for name, value in constants.items() if value}
-        return float(self.logits.double() @ target.double()), wide(gradient).flatten(), known
+        score = float(self.logits.double() @ target.double())
+        terms = (wide(gradient) * wide(self._state)).double()
+        size, total = abs(score) + float(terms.norm()), float(terms.sum()) + sum(known.values())
+        # Many norms compute in float32, whatever the model's dtype.
+        if abs(total - score) > 10 * max(rounding(gradient), ROUNDING[torch.float32]) * size:
+            raise self._not_linear("has a part that is not linear")
+        return score, wide(gradient).flatten(), known
 
     def _step(self, step: Step, value: Tensor) -> Tensor:
         if self.is_capped or step.kind in (*ACTIVATIONS, "join"):
-            raise ModelRefused(
-                f"the head of {self.transformer.identity.name} applies {step} to its states, so a "
-                "logit is not a sum over what the parts of the model add"
-            )
+            raise self._not_linear(f"applies {step} to its states")
         if step.kind == "cap":
             self.is_capped = True
             return value
@@ -110,6 +114,12 @@ class Readout:
             return given if bias is None else self._plus("head bias", given, bias)
         zero = self.transformer.apply(step, torch.zeros_like(value))
         return self._plus("head bias", given, zero)
+
+    def _not_linear(self, reason: str) -> ModelRefused:
+        return ModelRefused(
+            f"the head of {self.transformer.identity.name} {reason}, so a logit is not a sum over "
+            "what the parts of the model add; ll.attention and ll.read can read this model"
+        )
 
     def _plus(self, name: str, value: Tensor, constant: Tensor) -> Tensor:
         """The value, which has the constant in it: its gradient is asked for, too."""
