@@ -12,7 +12,7 @@ such a text can be guessed but by looking back, so what is measured is where a h
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -89,12 +89,12 @@ class HeadPatterns(Result):
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """The strongest heads of each pattern."""
+        keys = {"share": "{}", "low": "{}_low", "high": "{}_high"}
         rows = [
-            {"pattern": one, "name": row["name"], "share": row[one], "low": row[f"{one}_low"],
-             "high": row[f"{one}_high"]}
+            {"pattern": one, "name": row["name"]} | {k: row[v.format(one)] for k, v in keys.items()}
             for one in PATTERNS
             for row in self.of(one)
-        ]  # fmt: skip
+        ]
         share = estimate("share", form="{:.0f} %", scale=100)
         columns = (Column("pattern"), Column("name", "head"), share)
         return [grid_of(Table("", "", lambda _: rows, columns), self)]
@@ -103,12 +103,11 @@ class HeadPatterns(Result):
         """A map of all heads for each pattern: heads down, blocks across."""
         blocks, heads = (sorted({place[n] for place in self.shares}) for n in (0, 1))
         ticks, names = block_ticks(blocks), [f"head {head}" for head in heads]
-        values = {
-            one: [[self.shares[block, head][one].value for block in blocks] for head in heads]
-            for one in PATTERNS
-        }
-        look: dict[str, Any] = {"cell": (14, 14), "most": 1.0}
-        return {"shapes": [heat_map(k, rows, names, ticks, **look) for k, rows in values.items()]}
+        shapes = []
+        for one in PATTERNS:
+            rows = [[self.shares[block, head][one].value for block in blocks] for head in heads]
+            shapes.append(heat_map(one, rows, names, ticks, cell=(14, 14), most=1.0))
+        return {"shapes": shapes}
 
 
 @checked
@@ -132,27 +131,26 @@ def heads(
         raise ModelRefused(f"{transformer.identity.name} reads no text that could be repeated")
     transformer.refresh()
     blocks = list(range(1, transformer.n_layers + 1))
-    start = _start(transformer)
-    rows, chance = [], torch.zeros(0)
-    for ids in probe_ids(model, n_texts, n_tokens, seed):
-        text = [*start, *ids.tolist(), *ids.tolist()]
+    rows, start = [], _start(transformer)
+    for ids in probe_ids(model, n_texts, n_tokens, seed).tolist():
+        text = [*start, *ids, *ids]
         pair = {"input_ids": torch.tensor([text]), "decoder_input_ids": torch.tensor([text])}
         given = OneInput.of(transformer, pair if model.config.is_encoder_decoder else text)
         with patterns(transformer, given, blocks) as recorder:
             transformer.capture(given.inputs, layers=[transformer.n_layers])
         found = recorder.found()
         rows.append(torch.cat([_shares(one.weights, n_tokens) for one in found.values()]).flatten())
-        flat = torch.ones(1, len(text), len(text)).tril()
-        flat = flat if transformer.kind == "next-token" else torch.ones_like(flat)
-        chance = _shares(flat / flat.sum(-1, keepdim=True), n_tokens)[0]
+    even = torch.ones(1, len(text), len(text))
+    even = even if found[1].weights.triu(1).any() else even.tril()
+    chance = _shares(even / even.sum(-1, keepdim=True), n_tokens)[0].tolist()
     estimates = iter(mean_interval(torch.stack(rows), torch.arange(n_texts), SHARE))
     shares = {
         (block, head): {one: next(estimates) for one in PATTERNS}
         for block, one in found.items()
         for head in range(len(one.weights))
     }
-    even = dict(zip(PATTERNS, chance.tolist(), strict=True))
-    return HeadPatterns(shares, even, n_texts, n_tokens)
+    by_pattern = dict(zip(PATTERNS, chance, strict=True))
+    return HeadPatterns(shares, by_pattern, n_texts, n_tokens)
 
 
 def _start(transformer: Transformer) -> list[int]:
@@ -168,8 +166,8 @@ def _shares(weights: Tensor, n: int) -> Tensor:
     second = range(weights.shape[1] - n, weights.shape[1])
     return torch.stack(
         [
-            weights.diagonal(-1, 1, 2).mean(-1),
-            weights[:, 1:, 0].mean(-1),
+            weights.diagonal(-1, 1, 2)[:, 1:].mean(-1),
+            weights[:, 2:, 0].mean(-1),  # at position 1 the first token is the previous one
             weights[:, second, [t - n for t in second]].mean(-1),
             weights[:, second, [t - n + 1 for t in second]].mean(-1),
         ],

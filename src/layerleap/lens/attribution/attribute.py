@@ -94,7 +94,7 @@ def attribute(
     readout = Readout(lens, place, captured.states[place])
     target = Target.of(transformer, readout.logits, token, against)
     value, gradient, constants = readout.scored(target.weights)
-    made = Contributions(places, given, captured, patterns, gradient)
+    made = Contributions(places, captured, patterns, gradient)
     rows = [*made.rows(top), *((Component(name), one) for name, one in constants.items())]
     _require_sum(transformer, value, rows, captured.states[place])
     hint = spaced(transformer, token, readout.logits)

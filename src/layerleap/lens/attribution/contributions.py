@@ -108,7 +108,6 @@ class Contributions:
     """What one input's components add to one score."""
 
     places: Places
-    given: OneInput
     captured: Capture
     patterns: Mapping[int, Patterns]  # by block, if heads are split by source
     gradient: Tensor
@@ -117,14 +116,10 @@ class Contributions:
     def capture(cls, places: Places, given: OneInput) -> tuple[Capture, dict[int, Patterns]]:
         """One pass: the first and last state and all sites, at the position."""
         transformer, split = places.transformer, places.by == "source"
-        with patterns(
-            transformer, given, list(places.heads) if split else [], given.position
-        ) as recorded:
+        blocks, ends = list(places.heads) if split else [], {0, len(places.blocks)}
+        with patterns(transformer, given, blocks, given.position) as recorded:
             captured = transformer.capture(
-                given.inputs,
-                layers={0, len(places.blocks)},
-                sites=places.sites(),
-                keep=given.keep,
+                given.inputs, layers=ends, sites=places.sites(), keep=given.keep
             )
         return captured, recorded.found()
 
@@ -169,9 +164,6 @@ class Contributions:
         gradient, shift = self._back(block, "attn", heads.after, heads.scale)
         weight = heads.outputs.of(transformer)
         inside = (gradient.to(weight.device) @ wide(weight)).reshape(heads.n_heads, -1)
-        mixed = self.captured.sites[block, mixed_site(transformer, heads)].reshape(
-            heads.n_heads, -1
-        )
         if pattern := self.patterns.get(block):
             taken = pattern.values.double() @ inside.cpu().double()[:, :, None]
             own = pattern.weights[:, 0].double() * taken[..., 0]
@@ -179,12 +171,12 @@ class Contributions:
                 for source, value in enumerate(row):
                     yield Component("attn", block, head, source=source), value
         else:
-            own = (mixed.cpu().double() * inside.cpu().double()).sum(1)
+            mixed = self.captured.sites[block, mixed_site(transformer, heads)].cpu().double()
+            own = (mixed.reshape(inside.shape) * inside.cpu().double()).sum(1)
             for head, value in enumerate(own.tolist()):
                 yield Component("attn", block, head), value
-        yield from self._constant(
-            "attn bias", block, shift + self._bias(gradient, heads.outputs.bias(transformer))
-        )
+        constant = shift + self._bias(gradient, heads.outputs.bias(transformer))
+        yield from self._constant("attn bias", block, constant)
 
     def _neurons(self, ffn: FeedForward) -> tuple[Tensor, float]:
         """What each neuron of a block adds, and what the block's FFN adds whatever they do."""
