@@ -79,7 +79,7 @@ def waterfall(title: str, steps: Sequence[tuple[str, str, float, str]], total: f
                 "x": place * width,
                 "y": top,
                 "height": max(0.6, round(abs(value) * scale, 1)),
-                "colour": KINDS.get(kind, (27, 39, 51)),
+                "colour": f"rgb{KINDS[kind]}" if kind else "currentColor",
                 "title": f"{name}: {value:+.3f}",
                 "name": name if strong and abs(value) >= strong[0] and not tick else "",
                 "tick": tick,

@@ -42,7 +42,7 @@ class OneInput:
             tokens = tuple(token_label(transformer, token).label for token in known)
         else:  # only the model knows into how many patches it cuts an image
             known = [-1] * transformer.capture(inputs, layers=[0]).states[0].shape[1]
-            tokens = tuple(f"patch {place}" for place in range(len(known)))
+            tokens = tuple(f"p{place}" for place in range(len(known)))
         n, own = len(tokens), Lens(transformer).positions(known)
         if n > (limit := longest_input(transformer)) and ids is not None:
             raise BadText(f"the text has {n} tokens; this model reads at most {limit}")

@@ -80,7 +80,7 @@ def attribute(
     Examples:
       layerleap attribute smollm2 "The capital of France is"
 
-      layerleap attribute smollm2 "2 + 2 =" --against " 5" --by head --total
+      layerleap attribute smollm2 "Rome is in" --token " Italy" --by head
     """
     with clean_errors():
         transformer, given = loading.load(model), text if target is None else (text, target)
@@ -155,6 +155,6 @@ def _write(
     from layerleap.results.head import PageHead
     from layerleap.results.page import write_page
 
-    title = ("Inside", transformer.identity.name, "")
-    head = PageHead(kicker, title, (fact,), kicker.capitalize(), result.legend(), text)
+    title, lead = ("Inside", transformer.identity.name, ""), "Hover over a bar to see its value."
+    head = PageHead(kicker, title, (fact,), kicker.capitalize(), lead, text)
     tell(f"as a page: {write_page(html, head, result)}")
