@@ -101,15 +101,15 @@ def attribute(
     notes = [*lens.caveats(), *places.notes, *([hint] if hint else [])]
     notes += [CAPPED] if readout.is_capped else []
     removed = None
-    if total:
+    if total and place:
         removal = Removal(places, [one for one, _ in rows])
+
+        def score(states: Tensor) -> Tensor:
+            logits = [Readout(lens, place, state[None]).logits for state in states]
+            return torch.stack(logits).double() @ target.weights.double()
+
         with reporting(progress) as report:
             notes.append(removal.measure(text, n_texts, report))
-
-            def score(states: Tensor) -> Tensor:
-                logits = [Readout(lens, place, state[None]).logits for state in states]
-                return torch.stack(logits).double() @ target.weights.double()
-
             effects = removal.effects(given, score, report)
         removed = tuple(effects.get(one) for one, _ in rows)
     return Attribution(

@@ -16,6 +16,8 @@ def pictures(
     if by == "neuron":
         return [_strongest(what, lines, total)]
     shapes = [_by_block(what, lines, total)]
+    if not any(row["block"] for row in lines):  # layer 0 has only the embedding
+        return shapes
     if by == "head":
         shapes.append(_heads(what, lines))
     if by == "source":

@@ -12,6 +12,7 @@ from layerleap.results.base import Result
 from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
 
+KEYS = ("part", "block", "head", "neuron")
 SHOWN = 20  # rows of a table; JSON and data frames have all
 
 
@@ -57,21 +58,14 @@ class Attribution(Result):
     def lines(self) -> list[Row]:
         """One plain dict per component, in order of execution."""
         found: list[Row] = []
-        for place, (one, value) in enumerate(self.components):
-            row: Row = {
-                "name": one.name,
-                "part": one.part,
-                "block": one.block,
-                "head": one.head,
-                "neuron": one.neuron,
-            }
+        removed = self.removed or [None] * len(self.components)
+        for (one, value), lost in zip(self.components, removed, strict=True):
+            row: Row = {"name": one.name, **{key: getattr(one, key) for key in KEYS}}
             if self.by == "source":
-                row["source"] = one.source
-                row["token"] = None if one.source is None else self.tokens[one.source]
-            row["direct"] = value
-            if self.removed is not None:
-                row["if_removed"] = self.removed[place]
-            found.append(row)
+                token = None if one.source is None else self.tokens[one.source]
+                row |= {"source": one.source, "token": token}
+            more = {} if self.removed is None else {"if_removed": lost}
+            found.append({**row, "direct": value, **more})
         return found
 
     def strongest(self, count: int = SHOWN) -> list[Row]:
@@ -93,13 +87,12 @@ class Attribution(Result):
 
     def legend(self) -> str:
         """How to read it."""
-        removed = (
-            " If removed: how much the score falls if the component's output here is its mean "
-            "over a reference text, and later components react."
-            if self.removed is not None
-            else ""
-        )
-        more = len(self.components) - SHOWN
+        more, removed = len(self.components) - SHOWN, ""
+        if self.removed is not None:
+            removed = (
+                " If removed: how much the score falls if the component's output here is its mean "
+                "over a reference text, and later components react."
+            )
         shown = f"The strongest {SHOWN}; {more} others in to_pandas(). " if more > 0 else ""
         return (
             f"{shown}Direct: what a component adds to the score; all rows add up to "

@@ -133,6 +133,14 @@ def test_components_are_removed_on_a_text_of_ones_own():
     assert "if removed" in str(result)
 
 
+def test_before_the_first_block_there_is_only_the_embedding():
+    for by in ("part", "head", "neuron"):
+        result = ll.attribute(tiny(), "the cat", by=by, layer=0, total=True)
+        assert [row["name"] for row in result.rows()] == ["embedding"]
+        assert result.total == pytest.approx(result.value, abs=1e-4)
+        assert len(result.picture()["shapes"]) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_dtypes_add_up_to_their_rounding(dtype):
     model = tiny("llama")
