@@ -2,7 +2,6 @@
 
 from colorsys import hls_to_rgb
 
-RGB = tuple[int, int, int]
 # From early to late, after ColorBrewer's Blues: one hue, so that it works without colour as well.
 BLUES = ((8, 48, 107), (33, 113, 181), (107, 174, 214), (222, 235, 247))
 HIGH, LOW = (42, 120, 214), (214, 96, 42)  # of positive and negative values

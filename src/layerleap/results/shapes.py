@@ -8,7 +8,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from layerleap.results.colours import HIGH, LOW, RGB, signed_colour
+from layerleap.results.cells import RGB
+from layerleap.results.colours import HIGH, LOW, signed_colour
 from layerleap.results.columns import Row
 
 LEVELS = 24  # shades of each sign: cells of one shade are one path, which keeps pages small

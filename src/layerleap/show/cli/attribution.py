@@ -8,7 +8,7 @@ import typer
 import layerleap
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model, Prompt, Text
-from layerleap.show.cli.preflight import Arguments, Check
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
 
 Position = Annotated[int | None, typer.Option(help="Which token; negative from the end.")]
@@ -17,16 +17,9 @@ Target = Annotated[
 ]
 
 
-def _layer(number: int, arguments: Arguments) -> None:
-    arguments.model.check_layer(number)
-
-
-def _block(number: int, arguments: Arguments) -> None:
-    arguments.model.check_block(number)
-
-
-def _head(number: int, arguments: Arguments) -> None:
-    arguments.model.check_part(arguments.values["block"] or 1, head=number)
+LAYER = Check(lambda number, typed: typed.model.check_layer(number))
+BLOCK = Check(lambda number, typed: typed.model.check_block(number))
+HEAD = Check(lambda head, typed: typed.model.check_part(typed.values["block"] or 1, head=head))
 
 
 def attribute(
@@ -53,7 +46,7 @@ def attribute(
     layer: Annotated[
         int | None,
         typer.Option(help="Attribute what a lens reads at this layer."),
-        Check(_layer),
+        LAYER,
     ] = None,
     bank: Annotated[
         str | None,
@@ -100,17 +93,14 @@ def attribute(
                 text=reference,
                 progress=progress,
             )
-        _write(html, transformer, "attribution", result.what, text, result)
-        show(result, json=json)
+        _show(result, transformer, "attribution", text, html, json)
 
 
 def attention(
     model: Model,
     text: Prompt,
-    block: Annotated[
-        int | None, typer.Option(help="Only this block, from 1."), Check(_block)
-    ] = None,
-    head: Annotated[int | None, typer.Option(help="Only this head, from 0."), Check(_head)] = None,
+    block: Annotated[int | None, typer.Option(help="Only this block, from 1."), BLOCK] = None,
+    head: Annotated[int | None, typer.Option(help="Only this head, from 0."), HEAD] = None,
     position: Position = None,
     target: Target = None,
     html: Html = None,
@@ -127,8 +117,7 @@ def attention(
     with clean_errors():
         transformer, given = loading.load(model), text if target is None else (text, target)
         result = layerleap.attention(transformer, given, block, head, position=position)
-        _write(html, transformer, "attention", result.short(), text, result)
-        show(result, json=json)
+        _show(result, transformer, "attention", text, html, json)
 
 
 def heads(
@@ -142,19 +131,17 @@ def heads(
     """
     with clean_errors():
         transformer = loading.load(model)
-        result = layerleap.heads(transformer)
-        _write(html, transformer, "heads", result.headline(), "", result)
-        show(result, json=json)
+        _show(layerleap.heads(transformer), transformer, "heads", "", html, json)
 
 
-def _write(
-    html: Path | None, transformer: Any, kicker: str, fact: str, text: str, result: Any
+def _show(
+    result: Any, transformer: Any, kicker: str, text: str, html: Path | None, json: bool
 ) -> None:
-    if html is None:
-        return
-    from layerleap.results.head import PageHead
-    from layerleap.results.page import write_page
+    if html is not None:
+        from layerleap.results.head import PageHead
+        from layerleap.results.page import write_page
 
-    title, lead = ("Inside", transformer.identity.name, ""), "Hover over a bar to see its value."
-    head = PageHead(kicker, title, (fact,), kicker.capitalize(), lead, text)
-    tell(f"as a page: {write_page(html, head, result)}")
+        title, lead = ("Inside", transformer.identity.name, ""), "Hover over a bar for its value."
+        head = PageHead(kicker, title, (result.headline(),), kicker.capitalize(), lead, text)
+        tell(f"as a page: {write_page(html, head, result)}")
+    show(result, json=json)
