@@ -22,6 +22,7 @@ FITTING = ("fit_cost", "pairs", "memory", "ridge", "coverage")
 WAITING = ("waiting_times", "load_time", "read_time", "first_token", "study_times")
 DECODING = ("decoding", "batches", "topk_attention", "sparse_ffn")
 READING = (
+    "attribution",
     "shape",
     "released",
     "saturation_time",

@@ -6,6 +6,8 @@
     bank = ll.fit(model, "wikipedia", n_texts=500)     linear shortcuts, in one pass
     ll.evaluate(model, bank, "news")                   how good they are on held-out text
     ll.read(model, "The capital of France is")         what every layer would say
+    ll.attribute(model, "The capital of France is")    what each part adds to the answer
+    ll.attention(model, "The capital of France is")    which tokens each head looks at
     ll.generate(model, "Once upon a time")             exact, or early with a rule
     ll.search(model, "guitar music")                   neurons by promoted tokens
     model.capture(...), model.edit(...)                look inside, and change it

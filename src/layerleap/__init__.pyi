@@ -8,6 +8,9 @@ from .act.patchscope import Patchscope as Patchscope, patchscope as patchscope
 from .act.stitch.stitched import stitch as stitch
 from .act.topk.interface import topk_attention as topk_attention
 from .errors import LayerleapError as LayerleapError
+from .lens.attention.attention import attention as attention
+from .lens.attention.heads import heads as heads
+from .lens.attribution.attribute import attribute as attribute
 from .lens.compare.align import align as align
 from .lens.compare.diff import diff as diff
 from .lens.evaluate import Evaluation as Evaluation, evaluate as evaluate

@@ -40,6 +40,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "decoder": lambda: (bank(),),
     "Sampling": tuple,
     "Transformer.wrap": lambda: (model().model,),
+    "attribute": lambda: (model(), "the cat"),
     "check": lambda: (model().model,),
     "diff": lambda: (model(), model()),
     "edits.AddNeuron": lambda: (1, 0, 1.0),

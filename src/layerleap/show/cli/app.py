@@ -11,7 +11,7 @@ import typer
 from typer import Exit, Option
 
 import layerleap
-from layerleap.show.cli import concepts, fit, look
+from layerleap.show.cli import attribution, concepts, fit, look
 from layerleap.show.cli.compare import align, diff
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
@@ -45,6 +45,8 @@ app = typer.Typer(
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what training changed
       layerleap weights smollm2                            heads that copy or map
+      layerleap attribute smollm2 "Once upon a time"       what makes the answer
+      layerleap heads smollm2                              what heads look at
       layerleap patchscope smollm2 "I saw the elephant"    a state in words
       layerleap debug smollm2                              a page to look inside
 
@@ -69,7 +71,8 @@ def _top(version: Annotated[bool, Option("--version", help="Print the version.")
 LOOKING = (look.models, look.tasks, look.check, look.read, look.card)
 CONCEPTS = (concepts.index, concepts.search)
 BANKS = (fit.fit, fit.merge, evaluate, look.saturation, generate)
-for command in (*LOOKING, *CONCEPTS, *BANKS, align, diff, debug, weights, patchscope):
+PARTS = (attribution.attribute, attribution.attention, attribution.heads, weights, patchscope)
+for command in (*LOOKING, *CONCEPTS, *BANKS, *PARTS, align, diff, debug):
     app.command()(grouped(command))
 app.command("tune")(grouped(tune_command))
 app.command("finetune")(grouped(finetune_command))
