@@ -39,7 +39,7 @@ def _row(name: str, sides: dict[str, Any], bar: float, note: str, smoke: bool) -
     samples = interleave(sides, 1 if smoke else 11)
     ours, peer = (median(samples[side]) for side in ("ours", "peer"))
     detail = {"note": note, "samples": samples, "n": len(samples["ours"])}
-    return Row(name, ours, peer, "seconds", bar, "<=", detail=detail)
+    return Row(name, ours, peer, "seconds", at_most=bar, detail=detail)
 
 
 def _attribution(transformer: ll.Transformer, smoke: bool) -> Row:
