@@ -1,5 +1,5 @@
 from . import stats as stats, zoo as zoo
-from .act import edits as edits, exits as exits, learning as learning
+from .act import edits as edits, exits as exits, learning as learning, metrics as metrics
 from .act.debug.effect import Effect as Effect, effect as effect
 from .act.decode.decoder import Decoder as Decoder, decoder as decoder
 from .act.decode.generate import Generation as Generation, generate as generate
