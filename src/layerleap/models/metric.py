@@ -36,6 +36,8 @@ class Bound:
 
         `reference` are the logits of the clean run, (1, n, d_vocab), for metrics that compare.
         """
+        if isinstance(metric, Bound):
+            return metric
         if hasattr(metric, "bound"):
             bound: Bound = metric.bound(transformer, reference)
             return bound

@@ -5,7 +5,7 @@ how well it separates, what it says in tokens, and which model it belongs to.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -160,7 +160,7 @@ class Direction(Result):
         }
 
 
-HEADER = tuple(name for name in Direction.__dataclass_fields__ if name not in ("vector", "source"))
+HEADER = tuple(one.name for one in fields(Direction) if one.name not in ("vector", "source"))
 
 
 def _points(places: Sequence[tuple[float, float]]) -> str:
