@@ -44,7 +44,7 @@ class PatchGrid(Result):
     TEMPLATE: ClassVar[str] = "patch"
     KIND: ClassVar[str] = "patch"
     TABLES: ClassVar[tuple[Table, ...]] = (
-        Table("cells", "", lambda grid: grid._lines(), keys=("layer", "column", "token", "share")),
+        Table("cells", "", lambda grid: grid._lines(), keys=("layer", "share")),
     )
 
     model: str
@@ -98,7 +98,8 @@ class PatchGrid(Result):
             for column, name in enumerate(self.columns):
                 share = float(self.shares[row, column])
                 if share == share:
-                    line: Row = {self.row_name: layer, self._column_name: name}
+                    place = int(name) if name.lstrip("-").isdigit() else name
+                    line: Row = {self.row_name: layer, self._column_name: place}
                     if self.is_by_position and (token := self._token(name)):
                         line["token"] = token
                     line["share"] = share
@@ -204,7 +205,7 @@ class PatchGrid(Result):
             )
         step = max(1, -(-n_rows // 16))
         labels = [self._label(name) for name in self.columns]
-        longest = max(max(len(label) for pair in labels for label in pair[:2]), 2)
+        longest = max(2, *(len(clean) + len(corrupt) for clean, corrupt in labels))
         return {
             "map": {
                 "cell": (cell[1], cell[0]),
@@ -222,7 +223,7 @@ class PatchGrid(Result):
                 else self._column_name,
                 "labels": [((n + 0.5) * cell[1], *label) for n, label in enumerate(labels)],
                 "slanted": longest > 2,
-                "below": 14 + (round(longest * 4.8) if longest > 2 else 0),
+                "below": 14 + (round(longest * 4.6) if longest > 2 else 0),
                 "scale": [
                     (place, signed_colour(2 * place / (SHADES - 1) - 1)) for place in range(SHADES)
                 ],

@@ -16,6 +16,7 @@ from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
+from layerleap.show.cli.patching import direction, patch
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.terminal import out
 from layerleap.show.cli.training.finetune import finetune_command
@@ -43,6 +44,8 @@ app = typer.Typer(
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what training changed
       layerleap weights smollm2                            heads that copy or map
+      layerleap patch smollm2 CLEAN CORRUPT --answer ...   what carries a difference
+      layerleap direction smollm2 ...                      a vector to steer with
       layerleap debug smollm2                              a page to look inside
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -80,6 +83,8 @@ app.command()(grouped(align))
 app.command()(grouped(diff))
 app.command()(grouped(debug))
 app.command()(grouped(weights))
+app.command()(grouped(patch))
+app.command()(grouped(direction))
 app.command("tune")(grouped(tune_command))
 app.command("finetune")(grouped(finetune_command))
 import_app.command("mat")(grouped(fit.import_mat))
