@@ -97,4 +97,9 @@ class Bound:
     def of_states(self, keep: Tensor, h: Tensor) -> Tensor:
         """The metric of each text whose h[n_layers] is given: (text, pos, d_model) -> (text,)."""
         logits = self.transformer.logits(self.transformer.rows(h, keep))
-        return self.of_logits(logits.unflatten(0, (len(h), -1)).float())
+        return self.of_logits(wide(logits).unflatten(0, (len(h), -1)))
+
+
+def wide(logits: Tensor) -> Tensor:
+    """The logits in float32 or wider."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -19,7 +19,7 @@ from layerleap.models.hooks.capture import check_block, check_layer
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.hooks.rows import Positions, Rows, check_positions
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import heads
+from layerleap.models.weights.heads import heads
 
 Side = Literal["in", "out"]
 

@@ -48,8 +48,9 @@ def parse_edit(spec: str) -> Edit:
         return ZeroHead(*place, **at) if is_off else ScaleHead(*place, typed.value, **at)
     if is_off:
         return ZeroNeuron(*place, **at)
-    kinds = {"set": SetNeuron, "scale": ScaleNeuron, "add": AddNeuron}
-    return kinds[typed.change](*place, typed.value, **at)
+    kinds: dict[str, Any] = {"set": SetNeuron, "scale": ScaleNeuron, "add": AddNeuron}
+    edit: Edit = kinds[typed.change](*place, typed.value, **at)
+    return edit
 
 
 def edit_spec(edit: Edit) -> str:

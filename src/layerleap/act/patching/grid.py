@@ -28,7 +28,7 @@ from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.files import read_json, write_json
 from layerleap.models.hooks.recording import record
-from layerleap.models.metric import Bound
+from layerleap.models.metric import Bound, wide
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.stats.tensor_file import require_same_run
@@ -97,7 +97,7 @@ def patch(
     given = [(clean, corrupt, metric)] if pairs is None else list(pairs_given(pairs, metric))
     places = Places.of(transformer, at, layers)
     aligned = [pair_of(transformer, *one) for one in given]
-    settings = {"at": at, "how": how, "method": method, "layers": list(places.rows)}
+    settings: dict[str, Any] = {"at": at, "how": how, "method": method, "layers": list(places.rows)}
     settings |= {"positions": positions if isinstance(positions, str | None) else list(positions)}
     transformer.refresh()
     fingerprint = transformer.identity.fingerprint
@@ -254,7 +254,7 @@ class _OnePair:
         shape = (1, self.n_positions)
         first = Bound.of(transformer, self.pair.metric)
         keep = first.keep(self.pair.clean, shape)
-        reference = transformer.logits(transformer.rows(ends["clean"], keep)).float()[None]
+        reference = wide(transformer.logits(transformer.rows(ends["clean"], keep)))[None]
         self.bound = Bound.of(transformer, self.pair.metric, reference)
         clean, corrupt = (
             float(self.bound.of_states(self.bound.keep(sides[side], shape), ends[side]))
@@ -338,7 +338,7 @@ class _OnePair:
             arguments = repeated(self.base, n)
             recording = record(self.transformer, arguments)
             keep = self.bound.keep(arguments, (n, self.n_positions))
-            before = self.bound.of_states(keep, recording.states[-1])
+            before = self.bound.of_states(keep, recording.states[-1]).double()
             passes += n
             last = self.transformer.n_layers
             for row, of_row in waiting.items():
@@ -354,7 +354,7 @@ class _OnePair:
                         with self.transformer.edit(*edits):
                             h = recording.run(recording.states[row - 1], row - 1)
                     passes += n * (last - row + (self.at != "state")) / last
-                    kept.put(batch, (self.bound.of_states(keep, h) - before).double().cpu())
+                    kept.put(batch, self.bound.of_states(keep, h).double() - before)
                     done += len(batch)
                     told(done, len(cells))
         return [float(kept.get(cell) or 0.0) for cell in cells], passes

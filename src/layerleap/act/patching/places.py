@@ -60,7 +60,7 @@ class Places:
         if at in ("head", "neuron"):
             known = dict(all_heads(transformer) if at == "head" else feed_forwards(transformer))
         for block in wanted:
-            own = known.get(block)
+            own: Any = known.get(block)
             try:
                 if isinstance(own, str):
                     raise ModelRefused(own)

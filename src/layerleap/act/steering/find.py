@@ -250,11 +250,11 @@ class _Sets:
         """What a fold leaves to be found on, and the fold."""
         parts = []
         for inside in (False, True):
-            chosen = (
+            pos, neg = (
                 one[:, (torch.arange(one.shape[1]) % folds == fold) == inside]
                 for one in (self.pos, self.neg)
             )
-            parts.append(_Sets(*chosen, self.method))
+            parts.append(_Sets(pos, neg, self.method))
         return parts[0], parts[1]
 
     @property

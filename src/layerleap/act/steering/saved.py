@@ -88,7 +88,7 @@ class Direction(Result):
         try:
             require_identity(header["model"])
             values = {name: header[name] for name in HEADER}
-            pairs = {name: tuple(values.pop(name)) for name in ("ends", "counts")}
+            pairs: Any = {name: tuple(values.pop(name)) for name in ("ends", "counts")}
             return cls(vector=tensors["vector"], source=str(path), **values, **pairs)
         except (KeyError, TypeError, ValueError) as error:
             raise BadArtifact(f"{path} does not describe a direction ({error})") from error
