@@ -36,6 +36,7 @@ BENCHMARKS = (
     "saturation_study",
     "concept_index",
     "debugger",
+    "patch_grid",
     "head_pairs",
     "alignment",
     "embedding_study",

@@ -44,7 +44,7 @@ app = typer.Typer(
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what training changed
       layerleap weights smollm2                            heads that copy or map
-      layerleap patch smollm2 CLEAN CORRUPT --answer ...   what carries a difference
+      layerleap patch smollm2 --pairs pairs.jsonl          what carries an answer
       layerleap direction smollm2 ...                      a vector to steer with
       layerleap debug smollm2                              a page to look inside
 

@@ -89,10 +89,11 @@ def patch(
     alone. Its share is 0 if that changes nothing, and 1 if it turns one answer into the other.
 
     Examples:
-      layerleap patch smollm2 "The capital of France is" "The capital of Italy is" --answer " Paris"
-      --other " Rome" --html patch.html
+      layerleap patch smollm2 "Rome is in" "Paris is in" --answer " Italy"
 
-      layerleap patch smollm2 --pairs pairs.jsonl --at head --method gradient
+      layerleap patch smollm2 --pairs pairs.jsonl --at head --html heads.html
+
+      layerleap patch smollm2 --pairs pairs.jsonl --at neuron --method gradient
     """
     with clean_errors():
         from layerleap.act.spelling import read_layers
@@ -186,9 +187,9 @@ def direction(
     twice to the state of layer 15.
 
     Examples:
-      layerleap direction smollm2 --positive glad.txt --negative sad.txt -o glad.safetensors
+      layerleap direction smollm2 --positive glad.txt --negative sad.txt -o v.st
 
-      layerleap generate smollm2 "I think that" --edit "h16+glad.safetensors*2"
+      layerleap generate smollm2 "I think that" --edit "h16+v.st*2"
     """
     with clean_errors():
         tell(f"reads the prompts of {positive} and {negative} at every layer of {model}")
