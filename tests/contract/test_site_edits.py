@@ -25,7 +25,7 @@ from layerleap.act.edits import (
     ZeroHead,
     ZeroSite,
 )
-from layerleap.act.metrics import logit
+from layerleap.act.metrics import kl, logit
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.transformer import Transformer
@@ -347,5 +347,7 @@ def test_what_does_not_exist_is_refused_in_one_sentence():
             make()
     with pytest.raises(ModelRefused, match="reads images"), wrapped("vit").edit(ZeroHead(1, 0)):
         pass
+    with pytest.raises(BadSettings, match="has no gradient"):
+        model.capture(inputs("llama"), gradients=kl())
     with pytest.raises(ModelRefused, match="attention interface"):
         wrapped("gptj").capture(inputs("gptj"), attention=[1])

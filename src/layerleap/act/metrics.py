@@ -13,7 +13,6 @@ metric is taken, a function from logits (text, d_vocab) to a number per text may
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,20 +45,26 @@ class _OfTokens(Metric):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def _bound(self, transformer: Transformer, numbers: Any, *ids: int) -> Bound:
+    def bound(self, transformer: Transformer, reference: Tensor | None = None) -> Bound:
+        """The metric for one model."""
+        ids = [output_id(transformer, token) for token in vars(self).values()]
+        if len({*ids}) < len(ids):
+            raise BadSettings(f"{self} compares a token with itself; give two")
         names = ", ".join(repr(output_label(transformer, one).text) for one in ids)
         name = f"{type(self).__name__}({names})"
-        return Bound(transformer, lambda logits: numbers(logits[:, -1]), name=name)
+        return Bound(transformer, lambda logits: self._of(logits[:, -1], *ids), name=name)
+
+    @abstractmethod
+    def _of(self, logits: Tensor, *ids: int) -> Tensor:
+        """(text, d_vocab) -> (text,)."""
 
 
 @dataclass(frozen=True)
-class logit(_OfTokens):  # reads as a function: ll.metrics.logit(" John")
+class logit(_OfTokens):
     """The logit of a token."""
 
-    def bound(self, transformer: Transformer, reference: Tensor | None = None) -> Bound:
-        """The metric for one model."""
-        one = output_id(transformer, self.token)
-        return self._bound(transformer, lambda logits: logits[:, one], one)
+    def _of(self, logits: Tensor, *ids: int) -> Tensor:
+        return logits[:, ids[0]]
 
 
 @dataclass(frozen=True)
@@ -68,22 +73,16 @@ class logit_difference(_OfTokens):
 
     other: Token
 
-    def bound(self, transformer: Transformer, reference: Tensor | None = None) -> Bound:
-        """The metric for one model."""
-        a, b = (output_id(transformer, token) for token in (self.token, self.other))
-        if a == b:
-            raise BadSettings(f"{self.token!r} and {self.other!r} are the same token; give two")
-        return self._bound(transformer, lambda logits: logits[:, a] - logits[:, b], a, b)
+    def _of(self, logits: Tensor, *ids: int) -> Tensor:
+        return logits[:, ids[0]] - logits[:, ids[1]]
 
 
 @dataclass(frozen=True)
 class probability(_OfTokens):
     """The probability of a token."""
 
-    def bound(self, transformer: Transformer, reference: Tensor | None = None) -> Bound:
-        """The metric for one model."""
-        one = output_id(transformer, self.token)
-        return self._bound(transformer, lambda logits: logits.softmax(-1)[:, one], one)
+    def _of(self, logits: Tensor, *ids: int) -> Tensor:
+        return logits.softmax(-1)[:, ids[0]]
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said_in_one_sentence(model):
         ({"metric": 3}, "3 is not a metric"),
         ({"metric": lambda rows: rows}, "expected a number per text"),
         ({"metric": ll.metrics.logit("moon star")}, "is 2 tokens"),
-        ({"metric": ll.metrics.logit_difference("moon", "moon")}, "the same token"),
+        ({"metric": ll.metrics.logit_difference("moon", "moon")}, "a token with itself"),
         ({"positions": [6]}, "expected some of 0 to 5"),
         ({"layers": [4]}, "layer 4 does not exist"),
         ({"at": "head", "layers": [0]}, "block 0 does not exist"),

@@ -12,14 +12,12 @@ below ran once. The gradient method takes all cells from one pass forward and on
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from layerleap.act.patching.pair import Pair, pair_of, pairs_given, repeated
 from layerleap.act.patching.places import At, Cell, Places, Values
@@ -104,56 +102,38 @@ def patch(
     about = {
         **settings,
         "model": fingerprint,
-        "pairs": [[one.ids, _name(one.metric)] for one in aligned],
+        "pairs": [one.ids for one in aligned],
     }
-    grids, kept = [], _Kept.open(checkpoint, about)
+    grids, kept = [], _Kept(checkpoint, about)
     with reporting(progress) as report, transformer.just_marked():
-        for number, pair in enumerate(aligned):
-            phase = (
-                "patching" if len(aligned) == 1 else f"patching pair {number + 1} of {len(aligned)}"
-            )
+        for number, pair in enumerate(aligned, 1):
+            phase = "patching" if pairs is None else f"patching pair {number} of {len(aligned)}"
+
+            def told(done: int, total: int, phase: str = phase) -> None:
+                report(phase, done, total, "cells")
+
             one = _OnePair(transformer, places, pair, how, positions)
-            told = _Told(report, phase)
-            grids.append(one.grid(method, check, kept.of(number), told))
+            grids.append(one.grid(method, check, kept, told))
     kept.close()
     return mean_grid(grids, places.reasons)
 
 
-@dataclass
-class _Told:
-    """Progress of one pair."""
-
-    report: Progress
-    phase: str
-
-    def __call__(self, done: int, total: int) -> None:
-        self.report(self.phase, done, total, "cells")
-
-
-@dataclass
 class _Kept:
     """Finished cells of a run, in a file if there is one."""
 
-    path: Path | None
-    about: dict[str, Any]
-    cells: dict[str, float] = field(default_factory=dict)
-    saved: float = field(default_factory=monotonic)
-
-    @classmethod
-    def open(cls, path: str | Path | None, about: dict[str, Any]) -> "_Kept":
+    def __init__(self, path: str | Path | None, about: dict[str, Any]) -> None:
         """What an earlier run left, if it was the same."""
-        kept = cls(None if path is None else Path(path), about)
-        if kept.path is not None and kept.path.is_file():
-            content = read_json(kept.path)
-            require_same_run(kept.path, content.get("about", {}), about)
-            kept.cells = dict(content["cells"])
-        return kept
+        self.path, self.about = None if path is None else Path(path), about
+        self.cells: dict[str, float] = {}
+        self.saved = monotonic()
+        if self.path is not None and self.path.is_file():
+            content = read_json(self.path)
+            require_same_run(self.path, content.get("about", {}), about)
+            self.cells = dict(content["cells"])
 
-    def of(self, pair: int) -> "_KeptPair":
-        return _KeptPair(self, pair)
-
-    def save(self) -> None:
-        """Write the file, now and then."""
+    def put(self, keys: Sequence[str], values: Sequence[float]) -> None:
+        """Keep some cells, and write the file now and then."""
+        self.cells.update(zip(keys, values, strict=False))  # the last batch may not be full
         if self.path is not None and monotonic() - self.saved > SECONDS:
             write_json(self.path, {"about": self.about, "cells": self.cells})
             self.saved = monotonic()
@@ -162,24 +142,6 @@ class _Kept:
         """The run is finished."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class _KeptPair:
-    kept: _Kept
-    pair: int
-
-    def get(self, cell: Cell) -> float | None:
-        return self.kept.cells.get(f"{self.pair}:{cell.row}:{cell.column}")
-
-    def put(self, cells: Sequence[Cell], values: Tensor) -> None:
-        for cell, value in zip(cells, values.tolist(), strict=False):
-            self.kept.cells[f"{self.pair}:{cell.row}:{cell.column}"] = value
-        self.kept.save()
-
-
-def _name(metric: Any) -> str:
-    return str(getattr(metric, "__name__", metric))
 
 
 class _OnePair:
@@ -194,10 +156,11 @@ class _OnePair:
         self.how, self.at, self.positions = how, places.at, positions
 
     def grid(
-        self, method: Method, check: int, kept: _KeptPair, told: Callable[[int, int], None]
+        self, method: Method, check: int, kept: _Kept, told: Callable[[int, int], None]
     ) -> PatchGrid:
         """All cells, exactly or from the gradient."""
         values, clean, corrupt = self._read(with_gradients=method == "gradient")
+        self.metrics = f"{clean!r} {corrupt!r}"
         cells = self._cells(values["donor"])
         active = [cell for cell in cells if self._differs(cell, values)]
         columns = 1 + max(cell.column for cell in cells)
@@ -324,13 +287,13 @@ class _OnePair:
         self,
         cells: Sequence[Cell],
         donor: Values,
-        kept: _KeptPair,
+        kept: _Kept,
         told: Callable[[int, int], None],
     ) -> tuple[list[float], float]:
         """The change of the metric by each cell, and how many passes of one prompt they took."""
         waiting: dict[int, list[Cell]] = {}
         for cell in cells:
-            if kept.get(cell) is None:
+            if self._key(cell) not in kept.cells:
                 waiting.setdefault(cell.row, []).append(cell)
         passes, done = 0.0, len(cells) - sum(map(len, waiting.values()))
         if waiting:
@@ -354,10 +317,15 @@ class _OnePair:
                         with self.transformer.edit(*edits):
                             h = recording.run(recording.states[row - 1], row - 1)
                     passes += n * (last - row + (self.at != "state")) / last
-                    kept.put(batch, self.bound.of_states(keep, h).double() - before)
+                    effects = self.bound.of_states(keep, h).double() - before
+                    kept.put([self._key(cell) for cell in batch], effects.tolist())
                     done += len(batch)
                     told(done, len(cells))
-        return [float(kept.get(cell) or 0.0) for cell in cells], passes
+        return [kept.cells[self._key(cell)] for cell in cells], passes
+
+    def _key(self, cell: Cell) -> str:
+        """Its name in a checkpoint: with another metric, or under edits, it is another cell."""
+        return f"{self.metrics}:{cell.row}:{cell.column}"
 
     def _at_once(self, most: int) -> int:
         """How many cells run at once: as memory allows, in batches of about equal size."""

@@ -244,6 +244,8 @@ class _Reader:
 
     def differentiate(self, value: Tensor) -> None:
         """The gradients of a number by everything that was read."""
+        if not value.requires_grad:
+            raise BadSettings("this metric has no gradient by the logits of a single run")
         places, values = list(self.tracked), list(self.tracked.values())
         grads = torch.autograd.grad(value, values, allow_unused=True) if values else ()
         found = self.captured.gradients = Capture()
