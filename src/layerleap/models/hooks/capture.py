@@ -117,12 +117,11 @@ def capture(
     if missing := chosen - captured.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")
     captured.attention = patterns.rows(order, keep)
-    for one in (captured, captured.gradients):
-        for (block, site), shape in head_sites.items() if one is not None else ():
-            value = one.sites[block, site]  # type: ignore[union-attr]
-            one.heads[block] = value.unflatten(-1, shape)  # type: ignore[union-attr]
-            if (block, site) not in set(sites):
-                del one.sites[block, site]  # type: ignore[union-attr]
+    for one in filter(None, (captured, captured.gradients)):
+        for place, shape in head_sites.items():
+            one.heads[place[0]] = one.sites[place].unflatten(-1, shape)
+            if place not in sites:
+                del one.sites[place]
     return captured
 
 
@@ -229,18 +228,23 @@ class _Reader:
     def _reached(self, state: Tensor) -> Tensor:
         if self.layer in self.layers:
             self.captured.states[self.layer] = self._rows(state)
-            self.tracked[self.layer] = state
         if self.layer == self.stop_layer:
             raise StopPass
-        return state.clone() if self.with_gradients else state
+        return self._tracked(self.layer, state) if self.layer in self.layers else state
 
     def at_site(self, name: str | Site, value: Tensor | None) -> Tensor | None:
         """A value inside the block that makes h[layer + 1]."""
         if (self.layer + 1, name) not in self.sites or value is None:
             return None
         self.captured.sites[self.layer + 1, name] = self._rows(value)
-        self.tracked[self.layer + 1, name] = value
-        return value.clone() if self.with_gradients else value
+        return self._tracked((self.layer + 1, name), value)
+
+    def _tracked(self, place: Any, value: Tensor) -> Tensor:
+        """What the model goes on with: a copy, if gradients by the value are wanted."""
+        if not self.with_gradients:
+            return value
+        self.tracked[place] = value
+        return value.clone()
 
     def differentiate(self, value: Tensor) -> None:
         """The gradients of a number by everything that was read."""
