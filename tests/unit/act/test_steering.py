@@ -138,12 +138,18 @@ def test_a_strength_in_states_is_the_mean_length_of_states(model, found):
     torch.testing.assert_close(lengths, torch.full_like(lengths, 0.5 * mean_length))
 
 
-def test_encoders_are_read_at_the_mean_of_their_tokens():
-    own = direction(tiny("bert"))
+def test_encoders_are_read_at_the_mean_of_their_tokens_and_steered():
+    bert = tiny("bert")
+    own = direction(bert)
     assert own.positions == "mean"
-    with tiny("bert").edit(ll.edits.ProjectOut(own.layer, own)) as report:
-        tiny("bert")
-    assert report.unused
+    with bert.edit(ll.edits.ProjectOut(own.layer, own)):
+        after = bert.capture("the cat sat", layers=[own.layer]).states[own.layer]
+    unit = own.vector / own.vector.norm()
+    torch.testing.assert_close(after @ unit, torch.zeros(after.shape[:2]), rtol=0, atol=1e-5)
+    cost = ll.steering_cost(
+        bert, own, factors=[3.0], text=sentences(12), n_texts=10, random=1, progress=False
+    )
+    assert all(line["kl"] > 0 for line in cost.lines)
 
 
 def test_steered_text_is_what_every_decoder_writes(model, found):
