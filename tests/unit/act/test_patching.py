@@ -142,6 +142,10 @@ def test_what_is_wrong_is_said_in_one_sentence(model):
             grid(model, **options)
     with pytest.raises(NotFinite, match="not finite"):
         grid(model, metric=lambda rows: rows[:, 0] / 0)
+    with pytest.raises(BadText, match="pair 2 of 2: the prompts have 6 and 2 tokens"):
+        ll.patch(model, pairs=[(CLEAN, CORRUPT), (CLEAN, "a dog")], metric=METRIC)
+    with pytest.raises(BadSettings, match=r"pair 1 of 2: .* no difference to explain"):
+        ll.patch(model, pairs=[(CLEAN, CLEAN), (CLEAN, CORRUPT)], metric=METRIC)
     with pytest.raises(BadText, match="there are no pairs"):
         ll.patch(model, pairs=[], metric=METRIC)
     with pytest.raises(BadText, match="pair 1 is not a pair"):

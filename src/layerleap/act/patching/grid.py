@@ -27,6 +27,7 @@ from layerleap.errors import BadSettings
 from layerleap.files import read_json, write_json
 from layerleap.models.hooks.recording import record
 from layerleap.models.metric import Bound, wide
+from layerleap.models.prompts import numbered
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.stats.tensor_file import require_same_run
@@ -94,7 +95,10 @@ def patch(
         )
     given = [(clean, corrupt, metric)] if pairs is None else list(pairs_given(pairs, metric))
     places = Places.of(transformer, at, layers)
-    aligned = [pair_of(transformer, *one) for one in given]
+    aligned = []
+    for number, one in enumerate(given, 1):
+        with numbered(number, len(given), "pair"):
+            aligned.append(pair_of(transformer, *one))
     settings: dict[str, Any] = {"at": at, "how": how, "method": method, "layers": list(places.rows)}
     settings |= {"positions": positions if isinstance(positions, str | None) else list(positions)}
     transformer.refresh()
@@ -112,8 +116,9 @@ def patch(
             def told(done: int, total: int, phase: str = phase) -> None:
                 report(phase, done, total, "cells")
 
-            one = _OnePair(transformer, places, pair, how, positions)
-            grids.append(one.grid(method, check, kept, told))
+            with numbered(number, len(aligned), "pair"):
+                of_pair = _OnePair(transformer, places, pair, how, positions)
+                grids.append(of_pair.grid(method, check, kept, told))
     kept.close()
     return mean_grid(grids, places.reasons)
 
