@@ -108,7 +108,7 @@ def patch(
         if positions not in (None, "each", "all"):
             chosen = read_layers(str(positions), "--positions")
         wanted = None if layers is None else read_layers(layers, "--layers")
-        tell(f"patches {at}s of {model}: {method} cells")
+        tell(f"patches {model} at {at}: {method} cells")
         transformer = loading.load(model)
         metric: Any = None
         if answer is not None:
