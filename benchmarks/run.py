@@ -23,6 +23,7 @@ WAITING = ("waiting_times", "load_time", "read_time", "first_token", "study_time
 DECODING = ("decoding", "batches", "topk_attention", "sparse_ffn")
 READING = (
     "attribution",
+    "patch_grid",
     "shape",
     "released",
     "saturation_time",

@@ -11,13 +11,16 @@
     ll.generate(model, "Once upon a time")             exact, or early with a rule
     ll.search(model, "guitar music")                   neurons by promoted tokens
     model.capture(...), model.edit(...)                look inside, and change it
+    ll.patch(model, clean, corrupt, metric=...)        which part carries a difference
+    ll.direction(model, positive, negative)            a vector to steer with
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
     ll.weights(model).pairs("L12.H3")                  parameters as tokens, with no text
     ll.debug(model)                                    all of this on a page in the browser
     ll.stitch(model, 3, other, 3)                      first blocks of one model, last of another
     ll.finetune(model, "news", how="layer-causal")     every block learns by its own loss
 
-Namespaces: `ll.exits`, `ll.edits`, `ll.learning`, `ll.studies`, `ll.stats`, `ll.tasks`, `ll.zoo`.
+Namespaces: `ll.exits`, `ll.edits`, `ll.learning`, `ll.metrics`, `ll.studies`, `ll.stats`,
+`ll.tasks`, `ll.zoo`.
 Every name is loaded when it is first used, so that `layerleap --help` does not wait for torch.
 
 The package is one pipeline; a stage imports only from stages to its left:

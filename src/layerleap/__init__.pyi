@@ -1,10 +1,15 @@
 from . import stats as stats, zoo as zoo
-from .act import edits as edits, exits as exits, learning as learning
+from .act import edits as edits, exits as exits, learning as learning, metrics as metrics
 from .act.debug.effect import Effect as Effect, effect as effect
 from .act.decode.decoder import Decoder as Decoder, decoder as decoder
 from .act.decode.generate import Generation as Generation, generate as generate
 from .act.learning.trainer import finetune as finetune
+from .act.patching.grid import patch as patch
+from .act.patching.result import PatchGrid as PatchGrid
 from .act.patchscope import Patchscope as Patchscope, patchscope as patchscope
+from .act.steering.cost import steering_cost as steering_cost
+from .act.steering.find import direction as direction
+from .act.steering.saved import Direction as Direction
 from .act.stitch.stitched import stitch as stitch
 from .act.topk.interface import topk_attention as topk_attention
 from .errors import LayerleapError as LayerleapError

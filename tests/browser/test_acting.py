@@ -84,6 +84,10 @@ def test_specs_are_written_as_python_reads_them(tab):
         "L1.N1=off",
         "L1.N1=-2.5e-3@all",
         "l4n5=1e20",
+        "L2.H1=0",
+        "l3h2*-0.5@last",
+        "L1.attn=off@0,4",
+        "L2.ffn.in*2",
     ]
     page = tab()
     script = """async texts => {
@@ -286,3 +290,15 @@ def test_an_error_of_a_generation_ends_with_the_next_run(tab):
     page.fill("#new-tokens", "-5")
     page.press("#new-tokens", "Tab")
     page.wait_for_selector("#generation-note:has-text('Set to 1')")
+
+
+def test_an_edit_of_a_head_is_a_sentence_of_two_choices(tab):
+    page = tab()
+    page.fill("#edit-spec", "L3.H2=0@last")
+    page.press("#edit-spec", "Enter")
+    page.wait_for_selector("#edit-list code:has-text('L3.H2')")
+    options = page.locator("#edit-list select[name=operation] option")
+    assert options.all_inner_texts() == ["Multiply", "Switch off"]
+    page.fill("#edit-spec", "L3.H2+1")
+    page.press("#edit-spec", "Enter")
+    page.wait_for_selector("#edit-error:has-text('is not an edit')")

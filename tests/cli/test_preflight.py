@@ -211,6 +211,7 @@ def test_every_command_that_takes_a_model_looks_for_it_first(
             continue
         given = [missing if one in models else "word" for one in arguments]
         more = {"finetune": ["-o", str(tmp_path / "f")], "tune": ["--bank", missing]}
+        more["direction"] = ["--positive", missing, "--negative", missing]
         result = CliRunner().invoke(app, [name, *given, *more.get(name, [])])
         assert result.exit_code == 2, (name, result.output)
         assert f"no file or folder {missing}" in result.output.replace("\n", ""), name

@@ -1,6 +1,7 @@
 """Decoding under edits: every exact decoder writes what `generate` writes under the same edits."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -14,16 +15,26 @@ from layerleap.act.decode.generate import generate
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.edits import (
     AddNeuron,
+    AddVector,
+    ClampAlong,
+    PatchHead,
+    PatchSite,
     PatchState,
+    ProjectOut,
     ReplaceAttention,
     ReplaceParts,
+    ScaleHead,
     ScaleNeuron,
+    ScaleSite,
     SetNeuron,
+    ZeroHead,
     ZeroNeuron,
 )
+from layerleap.act.edits.patch import Patch
 from layerleap.act.exits.rules import Fixed, Never
 from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
+from layerleap.models.weights import all_heads, heads
 from tiny_models import tiny
 
 SINGLE = (*EXPERTS, "mpt")  # parts of these compute in float32 whatever the dtype
@@ -62,6 +73,17 @@ def edits_of(name: str, transformer: Transformer) -> list:
     draw = torch.Generator().manual_seed(3)
     states = torch.randn(3, transformer.d_model, generator=draw)
     edits = [PatchState(1, states[:2], [3, 12]), PatchState(0, states[2], 10)]
+    edits += [
+        PatchSite(2, "attn", states[0], 11),
+        ScaleSite(3, "attn", -0.5, positions="generated"),
+        AddVector(2, states[1], 0.7, positions="last"),
+        ProjectOut(1, states[2]),
+        ClampAlong(3, states[0], high=0.1, positions=[2, 9]),
+    ]
+    if not isinstance(all_heads(transformer)[2], str):
+        width = heads(transformer, 2).d_value
+        edits += [ScaleHead(1, 2, 3.0), ZeroHead(2, 0, positions="generated")]
+        edits.append(PatchHead(3, 1, torch.ones(2, width), [0, 10]))
     if name not in EXPERTS:
         edits += [
             AddNeuron(2, 5, 3.0, positions="generated"),
@@ -135,7 +157,7 @@ def test_a_cached_continuation_is_edited_as_the_whole_text_is(case):
         cache = DynamicCache()  # without a window: one that has dropped keys is refused
         first = written(case, way, past_key_values=cache, max_new_tokens=6)
         longer = torch.cat([first, torch.tensor([[21, 22]])], 1)
-        edits = [e for e in case[2] if not isinstance(e, PatchState)]
+        edits = [e for e in case[2] if not isinstance(e, Patch | ClampAlong)]
         edits.append(PatchState(2, torch.ones(case[0].d_model), longer.shape[1] + 1))
         texts.append(
             written(
@@ -353,3 +375,36 @@ def test_edits_of_skipped_blocks_are_reported_as_never_applied(llama, policy):
     assert torch.equal(edited, again)
     assert set(custom.stats[0].layers) == {1, 3}  # the first token is read off the prompt
     assert traces(transformer.model) == before
+
+
+def test_steered_text_is_that_of_generate_under_plain_hooks(case):
+    """One vector added to a state, one head switched off, everywhere, by hooks of PyTorch alone."""
+    transformer, _, _ = case
+    vector = torch.linspace(-1, 1, transformer.d_model)
+    edits = [AddVector(2, vector, 0.8)]
+    known = not isinstance(all_heads(transformer)[3], str)
+    hooks = [transformer.block(2).register_forward_hook(partial(_added, vector))]
+    if known:
+        own = heads(transformer, 3)
+        edits.append(ZeroHead(3, 1))
+        columns = slice(own.d_value, 2 * own.d_value)
+        module = transformer.model.get_submodule(own.outputs.path)
+        hooks.append(module.register_forward_pre_hook(partial(_without, columns)))
+    theirs = transformer.model.generate(torch.tensor([PROMPT]), **OPTIONS)
+    for hook in hooks:
+        hook.remove()
+    for way in (None, *WAYS):
+        assert torch.equal(written(case, way, edits=edits), theirs)
+
+
+def _added(vector, _module, _args, output):
+    is_tuple = isinstance(output, tuple)
+    h = output[0] if is_tuple else output
+    h = h + (0.8 * vector.double()).to(h.dtype)
+    return (h, *output[1:]) if is_tuple else h
+
+
+def _without(columns, _module, args):
+    given = args[0].clone()
+    given[..., columns] = 0
+    return (given, *args[1:])

@@ -40,6 +40,12 @@ def other():
     return tuned
 
 
+@cache
+def direction():
+    words = [f"the {word}" for word in WORDS[:8]]
+    return ll.direction(model(), words, sentences(8), progress=False)
+
+
 def matches():
     bad = TokenLabel(3, HOSTILE, HOSTILE, "text")
     found = Match(1, 2, 0.5, "promoted", (bad,), (bad,) * 5, (bad,) * 5, partial=True)
@@ -60,6 +66,18 @@ MAKE = {
     "Attribution": lambda: ll.attribute(model(), TEXT, by="head"),
     "Attention": lambda: ll.attention(model(), TEXT),
     "HeadPatterns": lambda: ll.heads(model(), n_texts=2, n_tokens=5),
+    "Patchscope": lambda: ll.patchscope(model(), TEXT, progress=False),
+    "PatchGrid": lambda: ll.patch(
+        model(),
+        TEXT,
+        "the dog sat on the mat",
+        metric=ll.metrics.logit_difference("moon", "river"),
+        progress=False,
+    ),
+    "Direction": lambda: direction(),
+    "SteeringCost": lambda: ll.steering_cost(
+        model(), direction(), text=sentences(8), n_texts=6, progress=False
+    ),
     "Effect": lambda: ll.effect(model(), TEXT, ["L2.N3=5"]),
     "Generation": lambda: ll.generate(model(), TEXT, max_new_tokens=5),
     "LawResults": lambda: ll.check(model()),

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, Literal
 
 import pytest
+import torch
 
 import layerleap as ll
 from contract_bank import bank_of
@@ -33,6 +34,11 @@ def bank() -> ShortcutBank:
     return bank_of(model())
 
 
+@cache
+def direction() -> ll.Direction:
+    return ll.direction(model(), sentences(4), sentences(4, 1), layer=2, progress=False)
+
+
 PAIRS = [("the cat", "big"), ("the dog", "small"), ("the sun", "big"), ("the moon", "small")]
 # What each function needs besides the choice. A choice is checked before anything is read.
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
@@ -43,7 +49,17 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "attribute": lambda: (model(), "the cat"),
     "check": lambda: (model().model,),
     "diff": lambda: (model(), model()),
+    "direction": lambda: (model(), sentences(4), sentences(4)),
     "edits.AddNeuron": lambda: (1, 0, 1.0),
+    "edits.AddVector": lambda: (1, torch.ones(24)),
+    "edits.ClampAlong": lambda: (1, torch.ones(24)),
+    "edits.MeanHead": lambda: (1, 0),
+    "edits.ProjectOut": lambda: (1, torch.ones(24)),
+    "edits.ScaleHead": lambda: (1, 0, 1.0),
+    "edits.ScaleSite": lambda: (1, "attn", 1.0),
+    "edits.SetHead": lambda: (1, 0, torch.ones(6)),
+    "edits.ZeroHead": lambda: (1, 0),
+    "edits.ZeroSite": lambda: (1, "attn"),
     "edits.ScaleNeuron": lambda: (1, 0, 1.0),
     "edits.SetNeuron": lambda: (1, 0, 1.0),
     "edits.TopKNeurons": lambda: (3,),
@@ -60,9 +76,12 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "learning.in_context": lambda: (model(), PAIRS),
     "learning.learn": lambda: (model(), [ll.learning.Demonstration((7, 8))], 0.1),
     "load": lambda: (model().model,),
+    "patch": lambda: (model(), "the cat", "the dog"),
+    "patchscope": lambda: (model(), "the cat"),
     "search": lambda: (model(), "cat"),
     "stats.Moments": lambda: (3, 4),
     "stats.collect": lambda: (model(), sentences(8)),
+    "steering_cost": lambda: (model(), direction()),
     "tasks.Task": lambda: ("task", ()),
     "tasks.encode": lambda: (model(), ll.tasks.load(PAIRS)),
     "tasks.load": lambda: (PAIRS,),

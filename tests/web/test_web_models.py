@@ -536,3 +536,13 @@ def test_texts_are_cut_into_tokens_by_many_at_once_while_the_model_works(serve, 
     for thread in threads:
         thread.join(120)
     assert not wrong
+
+
+def test_the_page_takes_no_file_of_a_direction():
+    import pydantic
+
+    from layerleap.show.web.requests import Trace
+
+    Trace(input={"text": "the cat"}, edits=["L2.H1=0", "L2.attn*0.5"])
+    with pytest.raises(pydantic.ValidationError, match="the page takes no files"):
+        Trace(input={"text": "the cat"}, edits=[" h2+secret.safetensors*2"])

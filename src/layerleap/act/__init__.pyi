@@ -1,1 +1,1 @@
-from . import edits as edits, exits as exits, learning as learning
+from . import edits as edits, exits as exits, learning as learning, metrics as metrics

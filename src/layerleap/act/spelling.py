@@ -6,7 +6,10 @@ before anything slow is loaded.
     L12.N34=5       set the coefficient of neuron 34 of block 12 to 5
     L12.N34*-1      multiply it by -1
     L12.N34+3       add 3; L12.N34-3 subtracts 3
-    L12.N34=off     switch the neuron off
+    L12.N34=off     switch the neuron off; L12.N34=0 sets it to 0, which is the same
+    L12.H3=0        switch head 3 of block 12 off; also *0.5, and =mean
+    L12.attn=0      switch off what attention of block 12 adds; also ffn, *0.5, and attn.out
+    h15+FILE*2      add 2 times the direction in a file to h[15]; - subtracts it
     ...@last        at the last position only; also @all (the default), @generated, @0,3,5
 
     similarity:0.95, patience:3, never ...      an exit rule and its number
@@ -22,9 +25,14 @@ from layerleap.files import read_json
 
 Policy = Literal["recompute", "propagate", "shortcut"]
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-EDIT = re.compile(
-    rf"L(?P<block>\d{{1,9}})\.?N(?P<neuron>\d{{1,9}})\s*(?:(?P<sign>[=*+-])\s*(?P<value>{NUMBER}|off))"
-    r"\s*(?:@\s*(?P<positions>[a-z]+|\d{1,9}(?:\s*,\s*\d{1,9})*))?",
+AT = r"\s*(?:@\s*(?P<positions>[a-z]+|\d{1,9}(?:\s*,\s*\d{1,9})*))?"
+PART = re.compile(
+    r"L(?P<block>\d{1,9})(?:\.?N(?P<neuron>\d{1,9})|\.?H(?P<head>\d{1,9})|\.(?P<site>[a-z_]+(?:\.(?:in|out))?))"
+    rf"\s*(?P<sign>[=*+-])\s*(?P<value>{NUMBER}|off|mean){AT}",
+    re.IGNORECASE,
+)
+STATE = re.compile(
+    rf"h(?P<layer>\d{{1,9}})\s*(?P<sign>[+-])\s*(?P<file>[^*@]+?)\s*(?:\*\s*(?P<value>{NUMBER}))?{AT}",
     re.IGNORECASE,
 )
 LONGEST = 1000  # characters of an edit
@@ -32,11 +40,12 @@ PLACES = {"all": "", "last": " at the last position", "generated": " at generate
 
 
 class TypedEdit(NamedTuple):
-    """An edit of one neuron as it was typed."""
+    """An edit as it was typed."""
 
-    block: int
-    neuron: int
-    change: Literal["set", "scale", "add", "off"]
+    kind: Literal["neuron", "head", "site", "state"]
+    block: int  # or the layer, of a state
+    name: Any  # the number of a neuron or head, a site, or the file of a direction
+    change: Literal["set", "scale", "add", "off", "mean"]
     value: float
     positions: Any  # a name or a tuple of numbers
 
@@ -48,26 +57,46 @@ def read_edit(spec: str) -> TypedEdit:
             f"{spec!r:.80} is not an edit; expected a string such as 'L12.N34=5' or a value such "
             "as ll.edits.ZeroNeuron(block=1, neuron=0)"
         )
-    match = EDIT.fullmatch(spec.strip()) if len(spec) < LONGEST else None
+    text = spec.strip() if len(spec) < LONGEST else ""
+    if (state := STATE.fullmatch(text)) is not None:
+        number = _number(spec, state["value"] or "1")
+        number = number if state["sign"] == "+" else -number
+        positions = _positions(spec, state["positions"])
+        return TypedEdit("state", int(state["layer"]), state["file"], "add", number, positions)
+    match = PART.fullmatch(text)
     if match is None:
         raise BadSettings(
             f"cannot read the edit {spec[:LONGEST]!r}; expected a block, a neuron and a change, as "
             "in L12.N34=5, L12.N34*0.5, L12.N34+3 or L12.N34=off, and positions if not all, as in "
-            "L12.N34=5@last"
+            "L12.N34=5@last; or a head (L12.H3=0), a part of a block (L12.attn=0), or a layer and "
+            "a saved direction (h15+direction.safetensors*2)"
         )
-    place = int(match["block"]), int(match["neuron"])
+    kind: Any = next(kind for kind in ("neuron", "head", "site") if match[kind] is not None)
+    name = match[kind].lower() if kind == "site" else int(match[kind])
+    place = kind, int(match["block"]), name
     positions = _positions(spec, match["positions"])
     sign, value = match["sign"], match["value"].lower()
-    if value == "off":
+    if value in ("off", "mean"):
         if sign != "=":
-            raise BadSettings(f"cannot read the edit {spec!r}; a neuron is switched off by =off")
-        return TypedEdit(*place, "off", 0.0, positions)
-    number = float(value)
-    if not math.isfinite(number):
-        raise BadSettings(f"the number in the edit {spec!r} is too large")
+            raise BadSettings(f"cannot read the edit {spec!r}; expected ={value}")
+        if value == "mean" and kind != "head":
+            raise BadSettings(f"cannot read the edit {spec!r}; only a head is set to its mean")
+        return TypedEdit(*place, value, 0.0, positions)  # type: ignore[arg-type]
+    number = _number(spec, value)
+    if kind != "neuron" and (sign in "+-" or (sign == "=" and number != 0)):
+        raise BadSettings(
+            f"cannot read the edit {spec!r}; a {kind} is switched off by =0 or multiplied, as in *2"
+        )
     if sign in "=*":
         return TypedEdit(*place, "set" if sign == "=" else "scale", number, positions)
     return TypedEdit(*place, "add", number if sign == "+" else -number, positions)
+
+
+def _number(spec: str, text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise BadSettings(f"the number in the edit {spec!r} is too large")
+    return number
 
 
 def _positions(spec: str, text: str | None) -> Any:

@@ -114,14 +114,14 @@ def _is_ids(tokens: Any) -> bool:
 
 
 @contextmanager
-def numbered(number: int, of: int) -> Iterator[None]:
+def numbered(number: int, of: int, noun: str = "prompt") -> Iterator[None]:
     """Name the prompt in errors, if it is one of several; numbers count from 1."""
     try:
         yield
     except LayerleapError as error:
         if of == 1:
             raise
-        raise type(error)(f"prompt {number} of {of}: {error}") from error
+        raise type(error)(f"{noun} {number} of {of}: {error}") from error
 
 
 def encode(transformer: "Transformer", prompt: Any) -> list[int]:

@@ -6,14 +6,22 @@ from hypothesis import given, strategies as st
 import layerleap as ll
 from layerleap.act.edits import (
     AddNeuron,
+    AddVector,
+    MeanHead,
     PatchState,
+    ScaleHead,
     ScaleNeuron,
+    ScaleSite,
+    SetHead,
     SetNeuron,
+    ZeroHead,
     ZeroNeuron,
+    ZeroSite,
     edit_sentence,
     edit_spec,
     parse_edit,
 )
+from layerleap.act.edits.spec import describe
 from layerleap.errors import BadSettings
 from tiny_models import sentences, tiny
 
@@ -59,6 +67,14 @@ def test_every_edit_of_a_neuron_is_read_back_as_it_was(place, number, positions,
             AddNeuron(1, 2, 1e-3, positions=(4,)),
             "Add 0.001 to neuron 2 of block 1 at position 4",
         ),
+        ("L12.H3=0", ZeroHead(12, 3), "Switch off head 3 of block 12"),
+        (
+            "l12h3 * 2@last",
+            ScaleHead(12, 3, 2.0, positions="last"),
+            "Multiply head 3 of block 12 by 2 at the last position",
+        ),
+        ("L12.attn=off", ZeroSite(12, "attn"), "Switch off attn of block 12"),
+        ("L12.ffn.in*0.5", ScaleSite(12, "ffn.in", 0.5), "Multiply ffn.in of block 12 by 0.5"),
     ],
 )
 def test_edits_are_read_and_told_in_words(spec, edit, sentence):
@@ -81,6 +97,14 @@ def test_edits_are_read_and_told_in_words(spec, edit, sentence):
         "L12.N34=nan",
         "L12.N34=5@",
         "L-1.N3=5",
+        "L1.H2=5",
+        "L1.H2+1",
+        "L1.attn+1",
+        "L1.attn=mean",
+        "L1.N2=mean",
+        "h15",
+        "h15+",
+        "h15*2",
     ],
 )
 def test_what_is_no_edit_is_refused_with_an_example(spec):
@@ -96,8 +120,22 @@ def test_unknown_positions_are_refused_with_the_choices():
 def test_other_edits_have_no_string():
     import torch
 
-    with pytest.raises(BadSettings, match="not an edit of a neuron"):
-        edit_spec(PatchState(1, torch.zeros(4), positions=0))
+    for edit in (
+        PatchState(1, torch.zeros(4), positions=0),
+        SetHead(1, 2, torch.zeros(4)),
+        AddVector(1, torch.ones(4)),
+        MeanHead(1, 2, over="the cat"),
+    ):
+        with pytest.raises(BadSettings, match="not an edit of a neuron"):
+            edit_spec(edit)
+        assert describe(edit)["spec"] is None
+
+
+def test_the_mean_of_a_head_has_a_string():
+    edit = parse_edit("L12.H3=mean@0")
+    assert isinstance(edit, MeanHead)
+    assert edit_spec(edit) == "L12.H3=mean@0"
+    assert edit_sentence(edit) == "Set head 3 of block 12 to its mean at position 0"
 
 
 def test_an_edit_outside_the_natural_range_says_by_how_much(empty_cache):

@@ -4,9 +4,14 @@
         print(ll.generate(model, "The capital of France is"))
     print(report)
 
-PatchState                          states of the residual stream (activation patching)
+PatchState, PatchSite, PatchHead,
+PatchNeuron                         what was there in another run (activation patching)
 SetNeuron, ScaleNeuron, AddNeuron,
 ZeroNeuron                          one FFN coefficient
+SetHead, ScaleHead, MeanHead,
+ZeroHead                            what one attention head gives
+ScaleSite, ZeroSite                 what attention or the FFN of a block adds
+AddVector, ProjectOut, ClampAlong   states along a vector or a `Direction` (steering)
 TopKNeurons                         all but the largest coefficients of each position set to 0
 ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
@@ -14,7 +19,8 @@ TopKAttention                       attention to the k highest-scoring keys only
 Pages                               its option for decoding with a long cache
 ApplyDelta                          parameters, by what was learned
 
-`parse_edit("L12.N34=5@last")` reads an edit of a neuron from a string.
+`parse_edit("L12.N34=5@last")` reads an edit from a string; so do "L12.H3=0", "L12.attn*0.5" and
+"h15+direction.safetensors*2".
 """
 
 import lazy_loader

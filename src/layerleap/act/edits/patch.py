@@ -1,28 +1,117 @@
-"""Activation patching: states of the residual stream replaced by other states.
+"""Activation patching: states, sites, heads or neurons replaced by what they were elsewhere.
 
-In: a layer, states, and the positions that they go to. Out: an edit for `model.edit`; or, from a
-recorded pass, the states from the first patched layer on.
+In: a place in the model, values, and the positions that they go to. Out: an edit for `model.edit`;
+or, from a recorded pass, the states from the first patched layer on.
 
-Patched states are those of the residual stream, before the final norm. Patching in the state that
-is there already changes nothing, bit for bit.
+Patched states are those of the residual stream, before the final norm. Patching in what is there
+already changes nothing, bit for bit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from layerleap.act.edits.places import Side, head_place, site_place, state_place
 from layerleap.errors import BadSettings
+from layerleap.models.facts import check_number
 from layerleap.models.hooks.capture import check_layer
 from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.recording import Recording
 from layerleap.models.hooks.rows import Rows
 from layerleap.models.transformer import Transformer
+from layerleap.models.weights import feed_forward
 
 
-@dataclass(frozen=True, eq=False)
-class PatchState(Edit):
+class Patch(Edit):
+    """Values put at positions of texts; a subclass says where in the model, and has the fields.
+
+    `VALUES` names the field that holds them, (n, width), or (width,) for one position.
+    """
+
+    VALUES: ClassVar[str] = "values"
+    positions: Any
+    texts: Any
+
+    def __post_init__(self) -> None:
+        values = self._values if self._values.dim() == 2 else self._values[None]
+        object.__setattr__(self, self.VALUES, values)
+        for name in ("positions", "texts"):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            numbers = torch.as_tensor(given, dtype=torch.long).cpu()
+            numbers = numbers if numbers.dim() else numbers[None]
+            object.__setattr__(self, name, numbers)
+            if tuple(numbers.shape) != (len(values),):
+                raise BadSettings(
+                    f"{name} of a patch have shape {tuple(numbers.shape)} and {self.VALUES} "
+                    f"{tuple(values.shape)}; expected one of {name} for each {self.VALUES[:-1]}"
+                )
+            if len(numbers) and int(numbers.min()) < 0:
+                raise BadSettings(
+                    f"{name} {numbers.tolist()} of a patch; expected numbers from 0 on"
+                )
+        if len({*zip(*self._places(), strict=True)}) < len(values):
+            raise BadSettings(
+                f"two {self.VALUES} of one patch go to the same position; give each its own"
+            )
+
+    @property
+    def _values(self) -> Tensor:
+        values: Tensor = getattr(self, self.VALUES)
+        return values
+
+    def _places(self) -> tuple[list[int], list[int]]:
+        """The text (-1 for every text) and position of each value."""
+        texts = [-1] * len(self._values) if self.texts is None else self.texts
+        return torch.as_tensor(texts).tolist(), torch.as_tensor(self.positions).tolist()
+
+    def __repr__(self) -> str:
+        own = (f.name for f in fields(self) if f.name not in (self.VALUES, "positions", "texts"))  # type: ignore[arg-type]
+        where = ", ".join(f"{name}={getattr(self, name)!r}" for name in own)
+        texts = "" if self.texts is None else f", texts={self._places()[0]}"
+        return f"{type(self).__name__}({where}, positions={self._places()[1]}{texts})"
+
+    def _require_width(self, width: int) -> None:
+        if self._values.shape[-1] != width:
+            raise BadSettings(
+                f"{self.VALUES} of width {self._values.shape[-1]} cannot be patched into this "
+                f"model; expected its width, {width}"
+            )
+
+    def _put(
+        self, columns: slice | list[int], h: Tensor, rows: Callable[[], Rows]
+    ) -> tuple[Tensor, int]:
+        """The values in the columns of the rows that they go to."""
+        here = rows()
+        texts, positions = (torch.tensor(values) for values in self._places())
+        is_there = here.positions[:, None] == positions
+        if self.texts is not None:
+            is_there &= here.texts[:, None] == texts
+        to, number = is_there.nonzero().T
+        if not len(to):
+            return h, 0
+        changed = h.clone()
+        values = self._values[number.to(self._values.device)].to(h.device, h.dtype)
+        to = to.to(h.device)
+        if isinstance(columns, slice):
+            changed[to, columns] = values
+        else:
+            changed[to[:, None], torch.tensor(columns, device=h.device)] = values
+        return changed, len(to)
+
+    def _change(
+        self, block: int, module: nn.Module, side: Side, columns: slice | list[int] = slice(None)
+    ) -> list[Change]:
+        return [Change(block, module, side, partial(self._put, columns))]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PatchState(Patch):
     """Replace h[layer] by states[i] at positions[i] of texts[i].
 
     Everything after that layer sees the new states, and so does `capture`. Positions count from
@@ -33,63 +122,16 @@ class PatchState(Edit):
             logits = model.model(**others).logits
     """
 
+    VALUES: ClassVar[str] = "states"
     layer: int  # 0 to n_layers
     states: Tensor  # (n, d_model), or (d_model,) for one state
     positions: Tensor | Sequence[int] | int  # (n,)
     texts: Tensor | Sequence[int] | int | None = None  # (n,); every text when None
 
-    def __post_init__(self) -> None:
-        states = self.states if self.states.dim() == 2 else self.states[None]
-        object.__setattr__(self, "states", states)
-        for name in ("positions", "texts"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            value = torch.as_tensor(value, dtype=torch.long).cpu()
-            value = value if value.dim() else value[None]
-            object.__setattr__(self, name, value)
-            if tuple(value.shape) != (len(states),):
-                raise BadSettings(
-                    f"{name} of a patch have shape {tuple(value.shape)} and states "
-                    f"{tuple(states.shape)}; expected one of {name} for each state"
-                )
-            if len(value) and int(value.min()) < 0:
-                raise BadSettings(f"{name} {value.tolist()} of a patch; expected numbers from 0 on")
-        if len({*zip(*self._places(), strict=True)}) < len(states):
-            raise BadSettings("two states of one patch go to the same position; give each its own")
-
-    def _places(self) -> tuple[list[int], list[int]]:
-        """The text (-1 for every text) and position of each state."""
-        texts = [-1] * len(self.states) if self.texts is None else self.texts
-        return torch.as_tensor(texts).tolist(), torch.as_tensor(self.positions).tolist()
-
-    def __repr__(self) -> str:
-        texts = "" if self.texts is None else f", texts={self._places()[0]}"
-        return f"PatchState(layer={self.layer}, positions={self._places()[1]}{texts})"
-
     def changes(self, transformer: Transformer) -> list[Change]:
         """At the output of the block that makes h[layer]; h[0] is what the first block takes."""
-        check_layer(transformer, self.layer)
-        if self.states.shape[-1] != transformer.d_model:
-            raise BadSettings(
-                f"states of width {self.states.shape[-1]} cannot be patched into this model; "
-                f"expected its width, {transformer.d_model}"
-            )
-        if self.layer == 0:
-            return [Change(1, transformer.block(1), "in", self._apply)]
-        return [Change(self.layer, transformer.block(self.layer), "out", self._apply)]
-
-    def _apply(self, h: Tensor, rows: Callable[[], Rows]) -> tuple[Tensor, int]:
-        here = rows()
-        texts, positions = (torch.tensor(values) for values in self._places())
-        is_there = here.positions[:, None] == positions
-        if self.texts is not None:
-            is_there &= here.texts[:, None] == texts
-        to, number = is_there.nonzero().T
-        if not len(to):
-            return h, 0
-        states = self.states[number.to(self.states.device)].to(h.device, h.dtype)
-        return h.index_put((to.to(h.device),), states), len(to)
+        self._require_width(transformer.d_model)
+        return self._change(*state_place(transformer, self.layer))
 
     def into(self, h: Tensor) -> Tensor:
         """A copy of `h`, (batch, pos, d_model), with the states in it."""
@@ -105,8 +147,76 @@ class PatchState(Edit):
                 f"states of width {self.states.shape[-1]} for a stream of width {h.shape[-1]}"
             )
         every = torch.cartesian_prod(torch.arange(batch), torch.arange(width))
-        rows, _ = self._apply(h.flatten(0, 1), lambda: Rows(every[:, 0], every[:, 1]))
+        rows, _ = self._put(slice(None), h.flatten(0, 1), lambda: Rows(every[:, 0], every[:, 1]))
         return rows.view_as(h)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PatchSite(Patch):
+    """Replace what is at a site of a block by values[i] at positions[i] of texts[i].
+
+    A site is one of `model.sites(block)`; "attn", "cross" and "ffn" are what these parts add to the
+    stream, after a norm or scale that follows them.
+
+        donor = model.capture(inputs, sites=[(6, "attn.out")]).sites[6, "attn.out"][0, -1]
+        with model.edit(ll.edits.PatchSite(6, "attn.out", donor, positions=3)):
+            ...
+    """
+
+    block: int  # 1 to n_layers
+    site: str
+    values: Tensor  # (n, d_model), or (d_model,) for one position
+    positions: Tensor | Sequence[int] | int
+    texts: Tensor | Sequence[int] | int | None = None
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        """At the module whose input or output is the site."""
+        self._require_width(transformer.d_model)
+        return self._change(*site_place(transformer, self.block, self.site))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PatchHead(Patch):
+    """Replace what one head gives, before the output matrix, at positions of texts.
+
+    donor = model.capture(inputs, heads=[6]).heads[6][0, -1, 3]
+    with model.edit(ll.edits.PatchHead(6, 3, donor, positions=3)):
+        ...
+    """
+
+    block: int  # 1 to n_layers
+    head: int  # from 0
+    values: Tensor  # (n, width of a head), or (width of a head,)
+    positions: Tensor | Sequence[int] | int
+    texts: Tensor | Sequence[int] | int | None = None
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        """At the input of the output matrix of attention."""
+        module, columns = head_place(transformer, self.block, self.head)
+        self._require_width(columns.stop - columns.start)
+        return self._change(self.block, module, "in", columns)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PatchNeuron(Patch):
+    """Replace the coefficient of one neuron by values[i] at positions[i] of texts[i].
+
+    with model.edit(ll.edits.PatchNeuron(6, 34, torch.tensor([[2.5]]), positions=3)):
+        ...
+    """
+
+    block: int  # 1 to n_layers
+    neuron: int  # from 0
+    values: Tensor  # (n, 1)
+    positions: Tensor | Sequence[int] | int
+    texts: Tensor | Sequence[int] | int | None = None
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        """At the input of the block's down-projection."""
+        self._require_width(1)
+        ffn = feed_forward(transformer, self.block)
+        check_number("neuron", self.neuron, 0, ffn.n_neurons - 1, f"block {self.block}")
+        return self._change(self.block, ffn.module(transformer), "in", [self.neuron])
 
 
 def run_patched(

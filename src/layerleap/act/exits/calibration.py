@@ -118,8 +118,9 @@ def calibrate(
         n: size of that grid.
     """
     level = delta if method == "ltt" else None
+    needed = rows_needed(tolerance, level, method)  # refuses a wrong choice before evidence is read
     rows = len(evidence)
-    if rows < (needed := rows_needed(tolerance, level, method)):
+    if rows < needed:
         raise TooFewRows(
             f"{rows} calibration rows are too few to prove a disagreement of at most "
             f"{tolerance:g}; at least {needed} are needed: use more text, or a larger tolerance"

@@ -77,6 +77,15 @@ def state_given(output: Any) -> Tensor | None:
     return None
 
 
+def with_output(output: Any, state: Tensor, value: Tensor) -> Any:
+    """The same output with `value` in place of the state that it holds."""
+    if output is state:
+        return value
+    if isinstance(output, tuple | list):
+        return type(output)(value if item is state else item for item in output)
+    return type(output)({k: value if item is state else item for k, item in output.items()})
+
+
 def shape_of(output: Any, module: str = "a module") -> Shape:
     """How a module returns its state; other items (attention weights and the like) become None."""
     if isinstance(output, Tensor):

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.discovery.trace import required_state, state_given, state_taken, with_state
+from layerleap.models.discovery.trace import (
+    required_state,
+    state_given,
+    state_taken,
+    with_output,
+    with_state,
+)
 from layerleap.models.hooks.attention import AttentionFunction, attention_chosen_by
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, Tap, hooks_of, tapped
 from layerleap.models.hooks.rows import ModelPass, PassRows, Prompt
@@ -114,7 +120,7 @@ def edit(transformer: "Transformer", *edits: Edit | str) -> Iterator[EditReport]
             text = ll.generate(model, "The capital of France is")
         print(report)
 
-    An edit of a neuron may be a string: `model.edit("L12.N34=5@last")`; see `ll.edits.parse_edit`.
+    Many edits may be strings: `model.edit("L12.N34=5@last")`; see `ll.edits.parse_edit`.
     Other threads run the model unedited. Threads that capture, edit or decode with it wait until
     the block ends, so do not wait for them inside it.
     """
@@ -332,12 +338,7 @@ class EditedModel:
         state = state_given(output)
         if state is None:
             raise ModelRefused(f"{type(change.module).__name__} returned no state to edit")
-        value = self._changed(applied, change, state)
-        if output is state:
-            return value
-        if isinstance(output, tuple | list):
-            return type(output)(value if item is state else item for item in output)
-        return type(output)({k: value if item is state else item for k, item in output.items()})
+        return with_output(output, state, self._changed(applied, change, state))
 
     def _changed(self, applied: Applied, change: Change, value: Tensor) -> Tensor:
         assert self._pass is not None

@@ -17,6 +17,7 @@ from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
+from layerleap.show.cli.patching import direction, patch
 from layerleap.show.cli.patchscope import patchscope
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.terminal import out
@@ -48,6 +49,8 @@ app = typer.Typer(
       layerleap attribute smollm2 "Once upon a time"       what makes the answer
       layerleap heads smollm2                              what heads look at
       layerleap patchscope smollm2 "I saw the elephant"    a state in words
+      layerleap patch smollm2 --pairs pairs.jsonl          what carries an answer
+      layerleap direction smollm2 ...                      a vector to steer with
       layerleap debug smollm2                              a page to look inside
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -71,8 +74,9 @@ def _top(version: Annotated[bool, Option("--version", help="Print the version.")
 LOOKING = (look.models, look.tasks, look.check, look.read, look.card)
 CONCEPTS = (concepts.index, concepts.search)
 BANKS = (fit.fit, fit.merge, evaluate, look.saturation, generate)
-PARTS = (attribution.attribute, attribution.attention, attribution.heads, weights, patchscope)
-for command in (*LOOKING, *CONCEPTS, *BANKS, *PARTS, align, diff, debug):
+PARTS = (attribution.attribute, attribution.attention, attribution.heads, weights)
+CAUSES = (patch, direction, patchscope)
+for command in (*LOOKING, *CONCEPTS, *BANKS, *PARTS, *CAUSES, align, diff, debug):
     app.command()(grouped(command))
 app.command("tune")(grouped(tune_command))
 app.command("finetune")(grouped(finetune_command))

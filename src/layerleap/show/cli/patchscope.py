@@ -70,7 +70,7 @@ def patchscope(
     Examples:
       layerleap patchscope smollm2 "My favourite animal is the elephant"
 
-      layerleap patchscope smollm2 "I saw the elephant" --target "France: a country; {}:" -n 8
+      layerleap patchscope smollm2 "I saw the elephant" --target "Rome: a city; {}:"
     """
     with clean_errors():
         import layerleap

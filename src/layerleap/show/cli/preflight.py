@@ -100,11 +100,19 @@ def bank(name: str, arguments: Arguments) -> None:
 
 @Check
 def edit(spec: str, arguments: Arguments) -> None:
-    """The edit can be read, and its block and neuron exist."""
+    """The edit can be read, and its block, neuron or head, or its layer and file, exist."""
     from layerleap.act.spelling import read_edit
 
-    parsed = read_edit(spec)
-    arguments.model.check_part(parsed.block, neuron=parsed.neuron)
+    typed = read_edit(spec)
+    if typed.kind != "state":
+        part = {} if typed.kind == "site" else {typed.kind: typed.name}
+        arguments.model.check_part(typed.block, **part)
+        return
+    arguments.model.check_layer(typed.block)
+    if not Path(typed.name).is_file():
+        raise BadSettings(
+            f"{typed.name} is not a file; expected a direction, saved by `layerleap direction`"
+        )
 
 
 @Check

@@ -61,8 +61,8 @@ def clean_errors() -> Iterator[None]:
         raise Exit(2) from error
     except KeyboardInterrupt as error:
         err.print(
-            "[yellow]stopped.[/] No half-written result was left. fit, tune, finetune, index "
-            "and study keep a checkpoint: run the same command again to continue.",
+            "[yellow]stopped.[/] No half-written result was left. fit, tune, finetune, index, "
+            "patch and study keep a checkpoint: run the same command again to continue.",
             soft_wrap=True,
         )
         raise Exit(130) from error

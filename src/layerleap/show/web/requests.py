@@ -15,8 +15,15 @@ def _carried(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
+def _without_files(edit: str) -> str:
+    """Refuse an edit along a saved direction: no path is taken from the browser."""
+    if edit.strip()[:1] in ("h", "H"):
+        raise ValueError("the page takes no files; add a direction in Python or by --edit")
+    return edit
+
+
 Number = Annotated[int, Field(ge=0, lt=2**31)]
-Edit = Annotated[str, Field(min_length=1, max_length=400)]
+Edit = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(_without_files)]
 Edits = Annotated[list[Edit], Field(max_length=limits.EDITS)]
 Top = Annotated[int, Field(ge=1, le=limits.TOP)]
 State = Annotated[dict[str, Any], AfterValidator(_carried)]

@@ -46,12 +46,13 @@ export function refuse(text) {
   place.textContent = text;
 }
 
-/** What is wrong with editing a neuron of this model; empty if nothing is. @param {{block: number, neuron: number}} edit */
+/** What is wrong with editing a neuron of this model; empty if nothing is. @param {{block: number, neuron: number, part?: string}} edit */
 export function fault(edit) {
   const model = now().model;
   if (!model) return "";
   const block = model.blocks.find((each) => each.block === edit.block);
   if (!block) return `Block ${edit.block} does not exist: this model has blocks 1 to ${model.n_layers}.`;
+  if (edit.part !== undefined) return ""; // The server knows which parts there are.
   if (block.n_neurons === null)
     return `Neurons of block ${edit.block} cannot be edited. ${sentence(block.reason ?? "they could not be verified")}`;
   if (edit.neuron >= block.n_neurons)
@@ -179,7 +180,8 @@ function render() {
 
 /** @param {Edit} edit @param {number} index */
 function editRow(edit, index) {
-  const name = neuronName(edit);
+  const name = edit.part === undefined ? neuronName(edit) : `L${edit.block}.${edit.part}`;
+  const { scale, off } = OPERATIONS;
   const own = /^\d/.test(edit.positions);
   /** @param {Record<string, string>} options @param {string} chosen */
   const options = (options, chosen) =>
@@ -215,9 +217,11 @@ function editRow(edit, index) {
     make(
       "select",
       { name: "operation", id: `operation-${index}`, "aria-label": `What to do with ${name}` },
-      ...options(OPERATIONS, edit.operation),
+      ...options(edit.part === undefined ? OPERATIONS : { scale, off }, edit.operation),
     ),
-    make("button", { type: "button", class: "link", "data-open": true, id: `open-${index}` }, name),
+    edit.part === undefined
+      ? make("button", { type: "button", class: "link", "data-open": true, id: `open-${index}` }, name)
+      : make("code", {}, name),
     edit.operation !== "off" && make("span", {}, { set: "to", scale: "by", add: "" }[edit.operation]),
     edit.operation !== "off" && value,
     make(

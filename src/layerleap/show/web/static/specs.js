@@ -4,7 +4,7 @@
 /** @import { Edit } from "./state.js" */
 
 const SPEC =
-  /^L(\d+)\.?N(\d+)(?:=?(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|\d+(?:,\d+)*))?$/i;
+  /^L(\d+)(?:\.?N(\d+)|\.?(H\d+)|\.([a-z_]+(?:\.(?:in|out))?))(?:=?(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|\d+(?:,\d+)*))?$/i;
 /** @type {Record<string, Edit["operation"]>} */
 const OPERATIONS = { "=": "set", "*": "scale", "+": "add", "-": "add" };
 
@@ -15,14 +15,19 @@ const OPERATIONS = { "=": "set", "*": "scale", "+": "add", "-": "add" };
 export function parse(text) {
   const match = SPEC.exec(text.replaceAll("−", "-").replaceAll(/\s/g, ""));
   if (!match) return null;
-  const [, block, neuron, off, sign, value, where] = match;
+  const [, block, neuron, head, site, off, sign, value, where] = match;
   const positions = (where ?? "all").toLowerCase();
   if (/[a-z]/.test(positions) && !["all", "last", "generated"].includes(positions)) return null;
   const size = sign === "-" ? -Number(value) : Number(value ?? 0);
+  const part = head?.toUpperCase() ?? site?.toLowerCase();
+  // A head or a part of a block is switched off or multiplied.
+  const isOff = Boolean(off) || (part !== undefined && sign === "=" && size === 0);
+  if (part !== undefined && !isOff && sign !== "*") return null;
   return {
     block: Number(block),
-    neuron: Number(neuron),
-    operation: off ? "off" : OPERATIONS[sign],
+    neuron: Number(neuron ?? -1),
+    ...(part === undefined ? {} : { part }),
+    operation: isOff ? "off" : OPERATIONS[sign],
     value: size,
     positions,
     on: true,
@@ -34,7 +39,7 @@ export function spec(edit) {
   const { operation, value } = edit;
   const signs = { set: `=${value}`, scale: `*${value}`, add: value < 0 ? `${value}` : `+${value}`, off: "=off" };
   const where = edit.positions === "all" ? "" : `@${edit.positions}`;
-  return `L${edit.block}.N${edit.neuron}${signs[operation]}${where}`;
+  return `L${edit.block}.${edit.part ?? `N${edit.neuron}`}${signs[operation]}${where}`;
 }
 
 /** The edits that are switched on. @param {Edit[]} edits */

@@ -42,7 +42,8 @@
 /**
  * @typedef {object} Edit
  * @property {number} block
- * @property {number} neuron
+ * @property {number} neuron -1 where `part` is given
+ * @property {string} [part] a head or a part of the block, such as "H3" or "attn"
  * @property {Operation} operation
  * @property {number} value
  * @property {string} positions "all", "last", "generated" or numbers with commas

@@ -1,0 +1,1 @@
+"""Activation patching: which part of the model carries the difference between two prompts."""

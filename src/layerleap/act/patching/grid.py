@@ -1,0 +1,357 @@
+"""Activation patching: a whole grid of layers and positions, or heads, with one call.
+
+In: a wrapped model, a clean and a corrupt prompt, and a metric; or many pairs. Out: `PatchGrid`:
+for each cell, the share of the difference between both runs that patching it alone carries.
+
+    denoise   run the corrupt prompt, put in what the clean one had there: is this enough?
+    noise     run the clean prompt, put in what the corrupt one had there: is this needed?
+
+Exact cells run the model from the patched block on, as many at once as memory allows; the part
+below ran once. The gradient method takes all cells from one pass forward and one back.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from math import ceil
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+import torch
+
+from layerleap.act.patching.pair import Pair, pair_of, pairs_given, repeated
+from layerleap.act.patching.places import At, Cell, Places, Values
+from layerleap.act.patching.result import PatchGrid, mean_grid, rank_correlation
+from layerleap.arguments import checked
+from layerleap.errors import BadSettings
+from layerleap.files import read_json, write_json
+from layerleap.models.hooks.recording import record
+from layerleap.models.metric import Bound, wide
+from layerleap.models.prompts import numbered
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, reporting
+from layerleap.stats.tensor_file import require_same_run
+
+How = Literal["denoise", "noise"]
+Method = Literal["exact", "gradient"]
+STATES = 2**27  # numbers of a recorded batch held at a time: 512 MB in float32
+TOKENS = 2048  # of the texts that run at once
+ROUNDING = 1e-4  # differences of the metric below this share of its size mean nothing
+SECONDS = 5.0  # between checkpoints
+GRADIENT_PASSES = 4  # clean forward, corrupt forward, and back, which is worth two
+SAMPLED_ROWS = 8
+
+
+@checked
+@torch.no_grad()
+def patch(
+    transformer: Transformer,
+    clean: Any = None,
+    corrupt: Any = None,
+    *,
+    metric: Any = None,
+    pairs: Any = None,
+    at: At = "state",
+    how: How = "denoise",
+    method: Method = "exact",
+    positions: Literal["each", "all"] | Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
+    check: int = 24,
+    checkpoint: str | Path | None = None,
+    progress: Progress | bool = True,
+) -> PatchGrid:
+    """Which part of the model carries the difference between two prompts.
+
+        ll.patch(
+            model,
+            "When Mary and John went to the store, John gave a drink to",
+            "When Mary and John went to the store, Mary gave a drink to",
+            metric=ll.metrics.logit_difference(" Mary", " John"),
+        )
+
+    Args:
+        clean: a prompt; see "What may be given" in the API's documentation.
+        corrupt: another prompt of as many tokens.
+        metric: a value of `ll.metrics`, or a function from logits (text, d_vocab) to numbers.
+        pairs: many pairs instead: tuples (clean, corrupt), records with these fields and answer and
+            other, or a .jsonl file of records. The grid is then their mean, with intervals.
+        at: the "state" of a layer, what "attn" or "ffn" of a block adds, each "head", or each
+            "neuron"; exact cells of all neurons take long, so name some layers.
+        how: "denoise" patches the clean run into the corrupt one, "noise" the other way round.
+        method: "exact", or "gradient": a linear estimate of all cells at once, with its rank
+            correlation to some exact ones.
+        positions: for states and parts a column for "each" position (the default), or some, or one
+            for "all" together. Heads and neurons are patched at all of these together (by default
+            at all positions). Negative numbers count from the end.
+        layers: some layers (of states) or blocks; all by default.
+        check: how many exact cells the gradient method is compared with; 0 for none.
+        checkpoint: a file that finished cells are kept in, so that a run that was stopped goes on.
+    """
+    if (pairs is None) == (clean is None or corrupt is None):
+        raise BadSettings("give a clean and a corrupt prompt, or pairs=[...]")
+    if pairs is None and metric is None:
+        raise BadSettings(
+            "there is no metric; give one, such as ll.metrics.logit_difference(' John', ' Mary')"
+        )
+    given = [(clean, corrupt, metric)] if pairs is None else list(pairs_given(pairs, metric))
+    places = Places.of(transformer, at, layers)
+    aligned = []
+    for number, one in enumerate(given, 1):
+        with numbered(number, len(given), "pair"):
+            aligned.append(pair_of(transformer, *one))
+    settings: dict[str, Any] = {"at": at, "how": how, "method": method, "layers": list(places.rows)}
+    settings |= {"positions": positions if isinstance(positions, str | None) else list(positions)}
+    transformer.refresh()
+    fingerprint = transformer.identity.fingerprint
+    about = {
+        **settings,
+        "model": fingerprint,
+        "pairs": [one.ids for one in aligned],
+    }
+    grids, kept = [], _Kept(checkpoint, about)
+    with reporting(progress) as report, transformer.just_marked():
+        for number, pair in enumerate(aligned, 1):
+            phase = "patching" if pairs is None else f"patching pair {number} of {len(aligned)}"
+
+            def told(done: int, total: int, phase: str = phase) -> None:
+                report(phase, done, total, "cells")
+
+            with numbered(number, len(aligned), "pair"):
+                of_pair = _OnePair(transformer, places, pair, how, positions)
+                grids.append(of_pair.grid(method, check, kept, told))
+    kept.close()
+    return mean_grid(grids, places.reasons)
+
+
+class _Kept:
+    """Finished cells of a run, in a file if there is one."""
+
+    def __init__(self, path: str | Path | None, about: dict[str, Any]) -> None:
+        """What an earlier run left, if it was the same."""
+        self.path, self.about = None if path is None else Path(path), about
+        self.cells: dict[str, float] = {}
+        self.saved = monotonic()
+        if self.path is not None and self.path.is_file():
+            content = read_json(self.path)
+            require_same_run(self.path, content.get("about", {}), about)
+            self.cells = dict(content["cells"])
+
+    def put(self, keys: Sequence[str], values: Sequence[float]) -> None:
+        """Keep some cells, and write the file now and then."""
+        self.cells.update(zip(keys, values, strict=False))  # the last batch may not be full
+        if self.path is not None and monotonic() - self.saved > SECONDS:
+            write_json(self.path, {"about": self.about, "cells": self.cells})
+            self.saved = monotonic()
+
+    def close(self) -> None:
+        """The run is finished."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+class _OnePair:
+    """The grid of one pair of prompts."""
+
+    def __init__(
+        self, transformer: Transformer, places: Places, pair: Pair, how: How, positions: Any
+    ) -> None:
+        self.transformer, self.places, self.pair = transformer, places, pair
+        sides = (pair.clean, pair.corrupt)
+        self.donor, self.base = sides if how == "denoise" else sides[::-1]
+        self.how, self.at, self.positions = how, places.at, positions
+
+    def grid(
+        self, method: Method, check: int, kept: _Kept, told: Callable[[int, int], None]
+    ) -> PatchGrid:
+        """All cells, exactly or from the gradient."""
+        values, clean, corrupt = self._read(with_gradients=method == "gradient")
+        self.metrics = f"{clean!r} {corrupt!r}"
+        cells = self._cells(values["donor"])
+        active = [cell for cell in cells if self._differs(cell, values)]
+        columns = 1 + max(cell.column for cell in cells)
+        effects = torch.full((len(self.places.rows), columns), torch.nan, dtype=torch.float64)
+        row_of = {row: number for number, row in enumerate(self.places.rows)}
+        for cell in cells:  # a place that is the same in both runs carries nothing
+            effects[row_of[cell.row], cell.column] = 0.0
+        passes, correlation, checked_cells = 2.0, None, 0
+        if method == "gradient":
+            for cell in active:
+                effects[row_of[cell.row], cell.column] = self._slope(cell, values)
+            passes = float(GRADIENT_PASSES)
+            if sample := _sample(active, check):
+                exact, _ = self._exact(sample, values["donor"], kept, told)
+                own = [float(effects[row_of[cell.row], cell.column]) for cell in sample]
+                correlation, checked_cells = rank_correlation(own, exact), len(sample)
+        else:
+            exact, more = self._exact(active, values["donor"], kept, told)
+            passes += more
+            for cell, value in zip(active, exact, strict=True):
+                effects[row_of[cell.row], cell.column] = value
+        donor, base = (clean, corrupt) if self.how == "denoise" else (corrupt, clean)
+        return PatchGrid(
+            model=self.transformer.identity.name,
+            at=self.at,
+            how=self.how,
+            method=method,
+            metric=self.bound.name,
+            layers=self.places.rows,
+            columns=self._names(columns),
+            tokens=list(self.pair.tokens),
+            shares=effects / (donor - base),
+            clean=clean,
+            corrupt=corrupt,
+            passes=passes,
+            correlation=correlation,
+            checked_cells=checked_cells,
+        )
+
+    def _read(self, *, with_gradients: bool) -> tuple[dict[str, Values], float, float]:
+        """What both runs have at the places, the gradient there, and the metric of both."""
+        transformer, last = self.transformer, self.transformer.n_layers
+        what = self.places.what()
+        both = {**what, "layers": [*what["layers"], last]}
+        sides = {"clean": self.pair.clean, "corrupt": self.pair.corrupt}
+        captured = {side: transformer.capture(own, **both) for side, own in sides.items()}
+        ends = {side: own.states[last] for side, own in captured.items()}
+        if ends["clean"].shape != ends["corrupt"].shape:
+            raise BadSettings(
+                f"the inputs have {ends['clean'].shape[1]} and {ends['corrupt'].shape[1]} "
+                "positions; expected as many of each"
+            )
+        self.n_positions = ends["clean"].shape[1]
+        shape = (1, self.n_positions)
+        first = Bound.of(transformer, self.pair.metric)
+        keep = first.keep(self.pair.clean, shape)
+        reference = wide(transformer.logits(transformer.rows(ends["clean"], keep)))[None]
+        self.bound = Bound.of(transformer, self.pair.metric, reference)
+        clean, corrupt = (
+            float(self.bound.of_states(self.bound.keep(sides[side], shape), ends[side]))
+            for side in ("clean", "corrupt")
+        )
+        if abs(clean - corrupt) <= ROUNDING * max(abs(clean), abs(corrupt), ROUNDING):
+            raise BadSettings(
+                f"{self.bound.name} is {clean:.6g} for the clean and {corrupt:.6g} for the corrupt "
+                "prompt, so there is no difference to explain; choose other prompts or a metric on "
+                "which they differ"
+            )
+        donor, base = ("clean", "corrupt") if self.how == "denoise" else ("corrupt", "clean")
+        values = {
+            side: self.places.values(captured[own])
+            for side, own in (("donor", donor), ("base", base))
+        }
+        if with_gradients:
+            own = transformer.capture(self.base, gradients=self.bound, **what)
+            assert own.gradients is not None
+            values["gradient"] = self.places.values(own.gradients)
+        return values, clean, corrupt
+
+    def _cells(self, values: Values) -> list[Cell]:
+        n, chosen = self.n_positions, self.positions
+        numbers = (
+            [n + one if one < 0 else one for one in chosen]
+            if isinstance(chosen, list | tuple)
+            else range(n)
+        )
+        if any(not 0 <= one < n for one in numbers) or not numbers:
+            raise BadSettings(f"positions {list(chosen)}; expected some of 0 to {n - 1}")
+        if self.at in ("head", "neuron"):
+            return [
+                Cell(row, unit, tuple(numbers), unit)
+                for row in self.places.rows
+                for unit in range(values[row].shape[1])
+            ]
+        groups = [tuple(numbers)] if chosen == "all" else [(one,) for one in numbers]
+        return [
+            Cell(row, column, group, 0)
+            for row in self.places.rows
+            for column, group in enumerate(groups)
+        ]
+
+    def _names(self, columns: int) -> list[str]:
+        if self.at in ("head", "neuron"):
+            return [str(column) for column in range(columns)]
+        if self.positions == "all":
+            return ["all positions"]
+        chosen = self.positions if isinstance(self.positions, list | tuple) else range(columns)
+        return [str(one) for one in chosen]
+
+    def _differs(self, cell: Cell, values: dict[str, Values]) -> bool:
+        donor, base = (values[side][cell.row] for side in ("donor", "base"))
+        at = list(cell.positions)
+        return not torch.equal(donor[at, cell.unit], base[at, cell.unit])
+
+    def _slope(self, cell: Cell, values: dict[str, Values]) -> float:
+        """The change of the metric if it were linear in what the cell holds."""
+        at = list(cell.positions)
+        donor, base, gradient = (
+            values[side][cell.row][at, cell.unit].double() for side in ("donor", "base", "gradient")
+        )
+        return float(((donor - base) * gradient.to(donor.device)).sum())
+
+    def _exact(
+        self,
+        cells: Sequence[Cell],
+        donor: Values,
+        kept: _Kept,
+        told: Callable[[int, int], None],
+    ) -> tuple[list[float], float]:
+        """The change of the metric by each cell, and how many passes of one prompt they took."""
+        waiting: dict[int, list[Cell]] = {}
+        for cell in cells:
+            if self._key(cell) not in kept.cells:
+                waiting.setdefault(cell.row, []).append(cell)
+        passes, done = 0.0, len(cells) - sum(map(len, waiting.values()))
+        if waiting:
+            n = self._at_once(max(map(len, waiting.values())))
+            arguments = repeated(self.base, n)
+            recording = record(self.transformer, arguments)
+            keep = self.bound.keep(arguments, (n, self.n_positions))
+            before = self.bound.of_states(keep, recording.states[-1]).double()
+            passes += n
+            last = self.transformer.n_layers
+            for row, of_row in waiting.items():
+                for start in range(0, len(of_row), n):
+                    batch = of_row[start : start + n]
+                    edits = self.places.edits(batch, donor[row])
+                    if self.at == "state":
+                        h = recording.states[row]
+                        for one in edits:
+                            h = one.into(h)  # type: ignore[attr-defined]  # states have it
+                        h = recording.run(h, row)
+                    else:
+                        with self.transformer.edit(*edits):
+                            h = recording.run(recording.states[row - 1], row - 1)
+                    passes += n * (last - row + (self.at != "state")) / last
+                    effects = self.bound.of_states(keep, h).double() - before
+                    kept.put([self._key(cell) for cell in batch], effects.tolist())
+                    done += len(batch)
+                    told(done, len(cells))
+        return [kept.cells[self._key(cell)] for cell in cells], passes
+
+    def _key(self, cell: Cell) -> str:
+        """Its name in a checkpoint: with another metric, or under edits, it is another cell."""
+        return f"{self.metrics}:{cell.row}:{cell.column}"
+
+    def _at_once(self, most: int) -> int:
+        """How many cells run at once: as memory allows, in batches of about equal size."""
+        size = (self.transformer.n_layers + 1) * self.n_positions * self.transformer.d_model
+        limit = max(1, min(STATES // size, TOKENS // self.n_positions))
+        return ceil(most / ceil(most / limit))
+
+
+def _sample(cells: Sequence[Cell], n: int) -> list[Cell]:
+    """Some cells of a few layers far apart, so that one run serves several of them."""
+    rows = sorted({cell.row for cell in cells})
+    if not n or not rows:
+        return []
+    chosen = sorted(
+        {
+            rows[round(place * (len(rows) - 1) / max(1, SAMPLED_ROWS - 1))]
+            for place in range(SAMPLED_ROWS)
+        }
+    )
+    draw, found = random.Random(0), []
+    for row in chosen:
+        of_row = [cell for cell in cells if cell.row == row]
+        found += draw.sample(of_row, min(len(of_row), ceil(n / len(chosen))))
+    return found

@@ -1,0 +1,1 @@
+"""Steering: directions that tell two sets of prompts apart, and what adding them costs."""

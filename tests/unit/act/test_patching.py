@@ -1,0 +1,206 @@
+"""`ll.patch`: pairs, checkpoints, what is refused, and two cases of the bundled model."""
+
+import json
+
+import pytest
+import torch
+
+import layerleap as ll
+from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite, WrongModel
+from pages import Page
+from tiny_models import tiny
+
+CLEAN, CORRUPT = "the cat sat on the mat", "the dog sat on a mat"
+METRIC = ll.metrics.logit_difference("moon", "river")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny("llama")
+
+
+def grid(model, clean=CLEAN, corrupt=CORRUPT, **options):
+    return ll.patch(model, clean, corrupt, **{"metric": METRIC, "progress": False, **options})
+
+
+def test_a_grid_names_its_cells_and_tokens(model):
+    cells = grid(model)
+    assert cells.tokens[1] == ("␣cat", "␣dog")
+    assert cells.columns == ["0", "1", "2", "3", "4", "5"]
+    assert list(cells.layers) == [0, 1, 2, 3]
+    line = cells.to_dict()["cells"][1]
+    assert line == {"layer": 0, "position": 1, "token": "␣cat / ␣dog", "share": line["share"]}
+    assert len(cells.to_pandas()) == 24
+    json.dumps(cells.to_dict(), allow_nan=False)
+    assert "Where the prompts of 6 tokens differ" in str(cells)
+
+
+def test_chosen_positions_and_layers_are_part_of_the_whole_grid(model):
+    whole, some = grid(model), grid(model, positions=[1, -1], layers=[0, 2])
+    assert some.columns == ["1", "-1"]
+    torch.testing.assert_close(some.shares, whole.shares[[0, 2]][:, [1, 5]])
+
+
+def test_many_pairs_are_a_mean_with_intervals(model, tmp_path):
+    pairs = [(CLEAN, CORRUPT), ("the cat ran on the mat", "the dog ran on a mat")]
+    alone = [grid(model, *pair, at="head") for pair in pairs]
+    both = ll.patch(model, pairs=pairs, metric=METRIC, at="head", progress=False)
+    torch.testing.assert_close(both.shares, (alone[0].shares + alone[1].shares) / 2)
+    assert (both.low <= both.shares).all()
+    assert (both.high >= both.shares).all()
+    assert both.pairs == 2
+    file = tmp_path / "pairs.jsonl"
+    records = [{"clean": a, "corrupt": b, "answer": "moon", "other": "river"} for a, b in pairs]
+    file.write_text("\n".join(map(json.dumps, records)))
+    assert torch.equal(ll.patch(model, pairs=file, at="head", progress=False).shares, both.shares)
+    assert "95 % intervals over pairs" in both.legend()
+
+
+def test_pairs_of_other_lengths_share_columns_only_without_positions(model):
+    pairs = [(CLEAN, CORRUPT), ("a cat", "a dog")]
+    with pytest.raises(BadSettings, match="have 2 and 6 positions"):
+        ll.patch(model, pairs=pairs, metric=METRIC, progress=False)
+    for options in ({"at": "head"}, {"positions": "all"}, {"positions": [-1]}):
+        assert ll.patch(model, pairs=pairs, metric=METRIC, progress=False, **options).pairs == 2
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("layerleap.act.patching.grid.SECONDS", -1.0)
+    file, told = tmp_path / "cells.json", []
+
+    def stop(phase, done, total, unit="texts"):
+        told.append(done)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grid(model, checkpoint=file, progress=stop)
+    assert file.is_file()
+    with pytest.raises(WrongModel, match="different settings"):
+        grid(model, checkpoint=file, how="noise")
+    told.clear()
+    resumed = grid(model, checkpoint=file, progress=lambda *step: told.append(step[1]))
+    assert told[0] > 8
+    assert torch.equal(resumed.shares, grid(model).shares)
+    assert not file.exists()
+
+
+def test_an_answer_of_several_tokens_continues_both_prompts(model):
+    metric = ll.metrics.log_probability("moon and star")
+    cells = grid(model, metric=metric)
+    assert len(cells.tokens) == 8  # the answer but its last token
+    with torch.no_grad():
+        ids = model.tokenizer(f"{CLEAN} moon and star", return_tensors="pt")["input_ids"]
+        logs = model.model(ids).logits[0].log_softmax(-1)
+    right = sum(float(logs[5 + n, ids[0, 6 + n]]) for n in range(3))
+    assert cells.clean == pytest.approx(right, rel=1e-4)
+    loss = grid(model, metric=ll.metrics.loss("moon and star"))
+    assert loss.clean == pytest.approx(-cells.clean)
+    torch.testing.assert_close(loss.shares, cells.shares)
+
+
+def test_metrics_are_what_they_say(model):
+    with torch.no_grad():
+        ids = model.tokenizer(CLEAN, return_tensors="pt")["input_ids"]
+        other = model.tokenizer(CORRUPT, return_tensors="pt")["input_ids"]
+        logits, corrupt = (model.model(one).logits[0, -1] for one in (ids, other))
+    moon, river = (model.tokenizer.convert_tokens_to_ids(one) for one in ("moon", "river"))
+    divergence = (logits.softmax(-1) * (logits.log_softmax(-1) - corrupt.log_softmax(-1))).sum()
+    for metric, value in (
+        (METRIC, logits[moon] - logits[river]),
+        (ll.metrics.logit("moon"), logits[moon]),
+        (ll.metrics.logit(moon), logits[moon]),
+        (ll.metrics.probability("moon"), logits.softmax(-1)[moon]),
+        (lambda rows: rows[:, moon] ** 2, logits[moon] ** 2),
+    ):
+        assert grid(model, metric=metric, layers=[3]).clean == pytest.approx(float(value), rel=1e-4)
+    kl = grid(model, metric=ll.metrics.kl(), layers=[3])
+    assert kl.clean == pytest.approx(0, abs=1e-6)
+    assert kl.corrupt == pytest.approx(float(divergence), rel=1e-4)
+
+
+def test_prompts_of_unequal_length_are_shown_side_by_side(model):
+    with pytest.raises(BadText, match="6 and 3 tokens") as error:
+        grid(model, corrupt="the dog sat")
+    assert "␣the | ␣cat | ␣sat | ␣on | ␣the | ␣mat" in str(error.value)
+
+
+def test_what_is_wrong_is_said_in_one_sentence(model):
+    for options, message in (
+        ({"corrupt": CLEAN}, "there is no difference to explain"),
+        ({"metric": None}, "there is no metric"),
+        ({"metric": 3}, "3 is not a metric"),
+        ({"metric": lambda rows: rows}, "expected a number per text"),
+        ({"metric": ll.metrics.logit("moon star")}, "is 2 tokens"),
+        ({"metric": ll.metrics.logit_difference("moon", "moon")}, "a token with itself"),
+        ({"positions": [6]}, "expected some of 0 to 5"),
+        ({"layers": [4]}, "layer 4 does not exist"),
+        ({"at": "head", "layers": [0]}, "block 0 does not exist"),
+        ({"pairs": []}, "give a clean and a corrupt prompt, or pairs"),
+    ):
+        with pytest.raises(BadSettings, match=message):
+            grid(model, **options)
+    with pytest.raises(NotFinite, match="not finite"):
+        grid(model, metric=lambda rows: rows[:, 0] / 0)
+    with pytest.raises(BadText, match="pair 2 of 2: the prompts have 6 and 2 tokens"):
+        ll.patch(model, pairs=[(CLEAN, CORRUPT), (CLEAN, "a dog")], metric=METRIC)
+    with pytest.raises(BadSettings, match=r"pair 1 of 2: .* no difference to explain"):
+        ll.patch(model, pairs=[(CLEAN, CLEAN), (CLEAN, CORRUPT)], metric=METRIC)
+    with pytest.raises(BadText, match="there are no pairs"):
+        ll.patch(model, pairs=[], metric=METRIC)
+    with pytest.raises(BadText, match="pair 1 is not a pair"):
+        ll.patch(model, pairs=["the cat"], metric=METRIC)
+    with pytest.raises(BadSettings, match="pair 1 has no metric"):
+        ll.patch(model, pairs=[(CLEAN, CORRUPT)])
+    with pytest.raises(ModelRefused, match="mixture of experts"):
+        ll.patch(tiny("mixtral"), CLEAN, CORRUPT, metric=METRIC, at="neuron")
+
+
+def test_the_heat_map_has_a_rectangle_per_cell_and_no_script(model, tmp_path):
+    for at, n in (("state", 24), ("head", 12)):
+        cells = grid(model, at=at)
+        html = cells._repr_html_()
+        assert html.count("<title>") == n
+        assert "<script" not in html
+        Page(html)
+    from layerleap.results.page import write_page
+
+    page = write_page(tmp_path / "page.html", cells.head(), cells).read_text()
+    assert "What carries the difference" in page
+
+
+def test_edits_in_force_take_part_in_both_runs(model):
+    with model.edit("L2.N3=4"):
+        edited = grid(model)
+    plain = grid(model)
+    assert edited.clean != plain.clean
+    assert not torch.equal(edited.shares, plain.shares)
+
+
+IOI = (
+    "When Mary and John went to the store, John gave a drink to",
+    "When Mary and John went to the store, Mary gave a drink to",
+)
+
+
+@pytest.mark.real
+def test_in_the_bundled_model_the_second_name_decides_until_heads_carry_it_to_the_end(smollm2):
+    metric = ll.metrics.logit_difference(" Mary", " John")
+    states = ll.patch(smollm2, *IOI, metric=metric, layers=[0, 5, 27, 30], progress=False)
+    names, end = states.shares[:, 9], states.shares[:, -1]
+    assert (names[:2] > 0.95).all()
+    assert (names[2:].abs() < 0.2).all()
+    assert (end[:2].abs() < 0.05).all()
+    assert (end[2:] > 0.9).all()
+    heads = ll.patch(smollm2, *IOI, metric=metric, at="head", method="gradient", progress=False)
+    assert heads.correlation > 0.7
+
+
+@pytest.mark.real
+def test_in_the_bundled_model_a_capital_follows_its_country(smollm2):
+    metric = ll.metrics.logit_difference(" Paris", " Rome")
+    prompts = "The capital of France is", "The capital of Italy is"
+    cells = ll.patch(smollm2, *prompts, metric=metric, layers=[0, 12, 30], progress=False)
+    assert cells.tokens[3] == ("␣France", "␣Italy")
+    assert cells.shares[:2, 3].min() > 0.95
+    assert cells.shares[2, 4] == pytest.approx(1)
