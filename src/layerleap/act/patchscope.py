@@ -62,6 +62,9 @@ class Patchscope(Result):
                 Column("prob", "probability", "{:.0f} %", 100.0),
                 Column("lens", "logit lens"),
             ),
+            lines=lambda scope: [
+                {k: v for k, v in row.items() if k != "ids"} for row in scope.lines
+            ],
         ),
     )
 

@@ -17,8 +17,7 @@ from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
-from layerleap.show.cli.patching import direction, patch
-from layerleap.show.cli.patchscope import patchscope
+from layerleap.show.cli.patching import direction, patch, patchscope
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.terminal import out
 from layerleap.show.cli.training.finetune import finetune_command
