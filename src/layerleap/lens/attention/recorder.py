@@ -25,7 +25,7 @@ from layerleap.lens.attribution.prompt import OneInput
 from layerleap.models.discovery.compare import ROUNDING, rounding, row_gap
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.sites import Site, attention_root
-from layerleap.models.hooks.attention import attention_wrapped_by
+from layerleap.models.hooks.attention import attention_wrapped_by, unit_values
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import Heads, heads
 
@@ -59,12 +59,6 @@ class Patterns:
         return cls(weights, values)
 
 
-def _identity(value: Tensor) -> Tensor:
-    """In the place of values, (row, kv head, key, d_value): the identity for each head."""
-    keys = torch.eye(value.shape[2], dtype=value.dtype, device=value.device)
-    return keys.expand(*value.shape[:2], -1, -1)
-
-
 class PatternRecorder:
     """Goes around attention functions and keeps the patterns of one input."""
 
@@ -92,7 +86,7 @@ class PatternRecorder:
         """As `function`; queries, keys and values are (row, head, pos, width)."""
         output, more = function(module, query, key, value, *args, **options)
         if module in self._modules:
-            weights, _ = function(module, query, key, _identity(value), *args, **options)
+            weights, _ = function(module, query, key, unit_values(value), *args, **options)
             own = weights[0, self._queries].transpose(0, 1)
             pattern = Patterns.of(self._name, own, value[0], output[0, self._queries])
             self._runs.setdefault(module, []).append(pattern)
@@ -166,7 +160,7 @@ class _Watched(TorchFunctionMode):
         output = function(*args, **options)
         if function is _SDPA and len(args) >= 3:
             query, key, value, *more = args
-            weights = function(query, key, _identity(value), *more, **options)
+            weights = function(query, key, unit_values(value), *more, **options)
             self.calls.append((weights, value, output))
         return output
 

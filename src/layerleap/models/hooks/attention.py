@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from threading import Lock, local
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import AttentionInterface
 
 AttentionFunction = Callable[..., tuple[Any, Any]]
@@ -75,3 +76,13 @@ def _count(change: int) -> None:
         _users += change
         lookup = _get_interface if _users else _LOOKUP
         AttentionInterface.get_interface = lookup
+
+
+def unit_values(value: Tensor) -> Tensor:
+    """Values for which attention gives its own weights: a unit vector per key, in every head.
+
+    The output of an attention function is linear in the values that it is given, which are
+    (row, head, key, width).
+    """
+    keys = torch.eye(value.shape[2], dtype=value.dtype, device=value.device)
+    return keys.expand(*value.shape[:2], -1, -1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
 from layerleap.models.discovery.sites import attention_root
-from layerleap.models.hooks.attention import attention_wrapped_by
+from layerleap.models.hooks.attention import attention_wrapped_by, unit_values
 from layerleap.models.inputs import Order
 
 if TYPE_CHECKING:
@@ -60,12 +60,9 @@ class AttentionWeights:
         """As `function`; queries and keys are (batch, head, pos, width)."""
         waiting = [b for b in self._of_module.get(module, ()) if b not in self._weights]
         if waiting:
-            n_keys = key.shape[2]
-            units = torch.eye(n_keys, device=value.device, dtype=value.dtype)
-            units = units.expand(*key.shape[:2], n_keys, n_keys)
             with torch.no_grad():
-                weights, _ = function(module, query, key, units, *args, **options)
-            self._weights[waiting[0]] = weights.reshape(*weights.shape[:2], -1, n_keys)
+                weights, _ = function(module, query, key, unit_values(value), *args, **options)
+            self._weights[waiting[0]] = weights.reshape(*weights.shape[:2], -1, key.shape[2])
         return function(module, query, key, value, *args, **options)
 
     def rows(self, order: Order | None, keep: Tensor | None) -> dict[int, Tensor]:
