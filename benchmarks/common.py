@@ -176,9 +176,14 @@ def demo_arguments(out: Path, smoke: bool) -> tuple[str, ...]:
     return (*(small.get(word, word) for word in DEMO), "--out", str(out))
 
 
-def child(file: str, *words: object, env: Mapping[str, str] | None = None) -> Any:
+def child(
+    file: str,
+    *words: object,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> Any:
     """What a script prints last, as JSON; a peak of memory is that of a process of its own."""
-    command = [sys.executable, file, *map(str, words)]
+    command = [python, file, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -24,6 +24,7 @@ DECODING = ("decoding", "batches", "topk_attention", "sparse_ffn")
 READING = (
     "attribution",
     "patch_grid",
+    "verbs",
     "shape",
     "released",
     "saturation_time",
