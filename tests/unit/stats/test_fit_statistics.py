@@ -457,7 +457,7 @@ import os, sys, torch
 torch.set_num_threads(1)
 import layerleap as ll
 from layerleap.models.load import load
-from layerleap.stats import moments, stats
+from layerleap.stats import fit_statistics, moments
 from layerleap.stream.examples import Sampling
 moments.BUFFER = 10
 folder = sys.argv[1]
@@ -501,7 +501,7 @@ def test_a_killed_run_resumes_and_ends_with_bit_identical_sums(saved, tmp_path):
     checkpoint = tmp_path / "run.safetensors"
     code = """
 from pathlib import Path
-stats.pause_after = lambda _: -1.0
+fit_statistics.pause_after = lambda _: -1.0
 seen = 0
 def progress(*_, **__):
     global seen
