@@ -36,9 +36,10 @@ def generate(
     edit: Annotated[
         list[str] | None,
         Option(
-            help="Change a neuron while generating: L12.N34=5 sets neuron 34 of block 12 to 5, *2 "
-            "scales, +3 adds, =off switches it off; @last, @generated or @0,3 chooses positions. "
-            "Can be given several times."
+            help="Change the model while it writes; repeat it. L12.N34=5 sets neuron 34 of block "
+            "12 (*2 scales, +3 adds, =off switches off); L12.H3=0 a head (*0.5, =mean); "
+            "L12.attn*0.5 all that attention adds, or ffn; h18+FILE*2 adds a direction. @last, "
+            "@generated or @0,3 chooses positions."
         ),
         preflight.edit,
     ] = None,
