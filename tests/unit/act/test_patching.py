@@ -56,6 +56,22 @@ def test_many_pairs_are_a_mean_with_intervals(model, tmp_path):
     assert "95 % intervals over pairs" in both.legend()
 
 
+def test_pairs_whose_runs_have_equal_metrics_keep_their_own_cells(model):
+    """A metric of few values, such as accuracy, has the same ends in many pairs."""
+    pairs = [("the cat sat on", "the dog sat on"), ("a man ran under", "a woman ran under")]
+    top = [model.capture(clean, logits=True).logits[0, -1].argmax() for clean, _ in pairs]
+
+    def right(logits):
+        return torch.isin(logits.argmax(-1), torch.stack(top)).float()
+
+    options = {"metric": right, "progress": False}
+    alone = [ll.patch(model, *pair, **options) for pair in pairs]
+    assert {(one.clean, one.corrupt) for one in alone} == {(1.0, 0.0)}
+    assert not torch.equal(alone[0].shares, alone[1].shares)
+    both = ll.patch(model, pairs=pairs, **options)
+    assert torch.equal(both.shares, (alone[0].shares + alone[1].shares) / 2)
+
+
 def test_pairs_of_other_lengths_share_columns_only_without_positions(model):
     pairs = [(CLEAN, CORRUPT), ("a cat", "a dog")]
     with pytest.raises(BadSettings, match="have 2 and 6 positions"):
@@ -78,6 +94,8 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(model, tmp_path, monkeypatc
     assert file.is_file()
     with pytest.raises(WrongModel, match="different settings"):
         grid(model, checkpoint=file, how="noise")
+    with pytest.raises(WrongModel, match=r"different settings \(metrics\)"):
+        grid(model, checkpoint=file, metric=ll.metrics.logit("moon"))
     told.clear()
     resumed = grid(model, checkpoint=file, progress=lambda *step: told.append(step[1]))
     assert told[0] > 8

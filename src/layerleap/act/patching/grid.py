@@ -107,6 +107,7 @@ def patch(
         **settings,
         "model": fingerprint,
         "pairs": [one.ids for one in aligned],
+        "metrics": [Bound.of(transformer, one.metric).name for one in aligned],
     }
     grids, kept = [], _Kept(checkpoint, about)
     with reporting(progress) as report, transformer.just_marked():
@@ -117,7 +118,7 @@ def patch(
                 report(phase, done, total, "cells")
 
             with numbered(number, len(aligned), "pair"):
-                of_pair = _OnePair(transformer, places, pair, how, positions)
+                of_pair = _OnePair(transformer, places, pair, how, positions, number)
                 grids.append(of_pair.grid(method, check, kept, told))
     kept.close()
     return mean_grid(grids, places.reasons)
@@ -153,9 +154,15 @@ class _OnePair:
     """The grid of one pair of prompts."""
 
     def __init__(
-        self, transformer: Transformer, places: Places, pair: Pair, how: How, positions: Any
+        self,
+        transformer: Transformer,
+        places: Places,
+        pair: Pair,
+        how: How,
+        positions: Any,
+        number: int,
     ) -> None:
-        self.transformer, self.places, self.pair = transformer, places, pair
+        self.transformer, self.places, self.pair, self.number = transformer, places, pair, number
         sides = (pair.clean, pair.corrupt)
         self.donor, self.base = sides if how == "denoise" else sides[::-1]
         self.how, self.at, self.positions = how, places.at, positions
@@ -165,7 +172,7 @@ class _OnePair:
     ) -> PatchGrid:
         """All cells, exactly or from the gradient."""
         values, clean, corrupt = self._read(with_gradients=method == "gradient")
-        self.metrics = f"{clean!r} {corrupt!r}"
+        self.prefix = f"{self.number}:{clean!r}:{corrupt!r}"
         cells = self._cells(values["donor"])
         active = [cell for cell in cells if self._differs(cell, values)]
         columns = 1 + max(cell.column for cell in cells)
@@ -330,7 +337,7 @@ class _OnePair:
 
     def _key(self, cell: Cell) -> str:
         """Its name in a checkpoint: with another metric, or under edits, it is another cell."""
-        return f"{self.metrics}:{cell.row}:{cell.column}"
+        return f"{self.prefix}:{cell.row}:{cell.column}"
 
     def _at_once(self, most: int) -> int:
         """How many cells run at once: as memory allows, in batches of about equal size."""
