@@ -56,6 +56,21 @@ def test_many_pairs_are_a_mean_with_intervals(model, tmp_path):
     assert "95 % intervals over pairs" in both.legend()
 
 
+@pytest.mark.parametrize("at", ["state", "attn", "ffn", "head"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_a_prompt_is_no_position(model, at, side):
+    def padded(text):
+        row = model.tokenizer(text)["input_ids"]
+        rows = [[0, 0, *row] if side == "left" else [*row, 0, 0]]
+        mask = [[0, 0, *[1] * len(row)] if side == "left" else [*[1] * len(row), 0, 0]]
+        return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+    for method in ("exact", "gradient"):
+        one = grid(model, padded(CLEAN), padded(CORRUPT), at=at, method=method)
+        assert torch.equal(one.shares, grid(model, at=at, method=method).shares)
+        assert len(one.tokens) == 6
+
+
 def test_pairs_whose_runs_have_equal_metrics_keep_their_own_cells(model):
     """A metric of few values, such as accuracy, has the same ends in many pairs."""
     pairs = [("the cat sat on", "the dog sat on"), ("a man ran under", "a woman ran under")]

@@ -323,7 +323,7 @@ class _OnePair:
                     if self.at == "state":
                         h = recording.states[row]
                         for one in edits:
-                            h = one.into(h)  # type: ignore[attr-defined]  # states have it
+                            h = one.into(h, recording)  # type: ignore[attr-defined]  # states have it
                         h = recording.run(h, row)
                     else:
                         with self.transformer.edit(*edits):

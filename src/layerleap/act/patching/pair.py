@@ -15,7 +15,7 @@ from torch import Tensor
 from layerleap.act.metrics import log_probability, logit_difference
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.vocabulary.tokens import token_label
-from layerleap.models.inputs import as_inputs
+from layerleap.models.inputs import MASKED, as_inputs, without_padding
 from layerleap.models.metric import Bound
 from layerleap.models.transformer import Transformer
 from layerleap.stream.records import opened, records_of
@@ -73,10 +73,26 @@ def _arguments(transformer: Transformer, prompt: Any, answer: Sequence[int]) -> 
         )
     name = _ids_name(transformer)
     mask = name.replace("input_ids", "attention_mask")
+    _strip(transformer, arguments)
     for key, value in ((name, list(answer)), (mask, [1] * len(answer))):
         if answer and isinstance(own := arguments.get(key), Tensor):
             arguments[key] = torch.cat([own, torch.tensor([value]).to(own)], 1)
     return arguments
+
+
+def _strip(transformer: Transformer, arguments: dict[str, Any]) -> None:
+    """Take padding off both ends: positions count from the first real token."""
+    for name, others in MASKED.items():
+        mask, ids = arguments.get(name), arguments.get(others[0])
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.any():
+            continue
+        real = mask[0].nonzero()[:, 0].tolist()
+        start, stop = real[0], real[-1] + 1
+        if isinstance(ids, Tensor):
+            stop = start + len(without_padding(transformer, ids[0, start:stop].tolist()))
+        for key in (name, *others, "position_ids"):
+            if isinstance(own := arguments.get(key), Tensor) and own.shape[:2] == mask.shape:
+                arguments[key] = own[:, start:stop]
 
 
 def repeated(arguments: Mapping[str, Any], n: int) -> dict[str, Any]:
