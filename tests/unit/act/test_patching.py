@@ -1,12 +1,16 @@
 """`ll.patch`: pairs, checkpoints, what is refused, and two cases of the bundled model."""
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import layerleap as ll
+from layerleap.act.patching.result import mean_grid
 from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite, WrongModel
+from layerleap.models.transformer import Transformer
 from pages import Page
 from tiny_models import tiny
 
@@ -41,11 +45,13 @@ def test_chosen_positions_and_layers_are_part_of_the_whole_grid(model):
     torch.testing.assert_close(some.shares, whole.shares[[0, 2]][:, [1, 5]])
 
 
-def test_many_pairs_are_a_mean_with_intervals(model, tmp_path):
+def test_many_pairs_are_one_ratio_with_intervals(model, tmp_path):
     pairs = [(CLEAN, CORRUPT), ("the cat ran on the mat", "the dog ran on a mat")]
     alone = [grid(model, *pair, at="head") for pair in pairs]
     both = ll.patch(model, pairs=pairs, metric=METRIC, at="head", progress=False)
-    torch.testing.assert_close(both.shares, (alone[0].shares + alone[1].shares) / 2)
+    sizes = [one.clean - one.corrupt for one in alone]
+    changes = sum(size * one.shares for size, one in zip(sizes, alone, strict=True))
+    torch.testing.assert_close(both.shares, changes / sum(sizes))
     assert (both.low <= both.shares).all()
     assert (both.high >= both.shares).all()
     assert both.pairs == 2
@@ -85,6 +91,33 @@ def test_pairs_whose_runs_have_equal_metrics_keep_their_own_cells(model):
     assert not torch.equal(alone[0].shares, alone[1].shares)
     both = ll.patch(model, pairs=pairs, **options)
     assert torch.equal(both.shares, (alone[0].shares + alone[1].shares) / 2)
+
+
+def test_a_pair_with_a_small_difference_does_not_rule_the_mean(model):
+    strong = grid(model)
+    other = grid(model, "the cat ran on the mat", "the dog ran on a mat")
+    weak = replace(other, clean=0.0, corrupt=0.01 * (strong.clean - strong.corrupt))
+    both = mean_grid([strong, weak], ())
+    torch.testing.assert_close(both.shares, (strong.shares + 0.01 * weak.shares) / 1.01)
+    assert "1 of 2 pairs differ by less than 10% of the mean and hardly count: 2" in both.notes[0]
+
+
+def test_half_precision_needs_a_larger_difference(model):
+    half = Transformer.wrap(deepcopy(model.model).bfloat16(), model.tokenizer)
+
+    def metric(logits):
+        return 200 + (logits[:, 20] - logits[:, 21])
+
+    assert grid(model, metric=metric).shares.any()
+    with pytest.raises(BadSettings, match="no difference to explain"):
+        grid(half, metric=metric)
+
+
+def test_a_metric_that_is_flat_at_the_patched_run_has_no_gradient(model):
+    options = {"metric": ll.metrics.kl(), "method": "gradient"}
+    with pytest.raises(BadSettings, match=r"kl\(\) is flat at the clean run"):
+        grid(model, how="noise", **options)
+    assert grid(model, how="denoise", **options).shares.any()
 
 
 def test_pairs_of_other_lengths_share_columns_only_without_positions(model):

@@ -25,6 +25,7 @@ from layerleap.act.patching.result import PatchGrid, mean_grid, rank_correlation
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.files import read_json, write_json
+from layerleap.models.discovery.compare import rounding
 from layerleap.models.hooks.recording import record
 from layerleap.models.metric import Bound, wide
 from layerleap.models.prompts import numbered
@@ -36,7 +37,6 @@ How = Literal["denoise", "noise"]
 Method = Literal["exact", "gradient"]
 STATES = 2**27  # numbers of a recorded batch held at a time: 512 MB in float32
 TOKENS = 2048  # of the texts that run at once
-ROUNDING = 1e-4  # differences of the metric below this share of its size mean nothing
 SECONDS = 5.0  # between checkpoints
 GRADIENT_PASSES = 4  # clean forward, corrupt forward, and back, which is worth two
 SAMPLED_ROWS = 8
@@ -235,7 +235,8 @@ class _OnePair:
             float(self.bound.of_states(self.bound.keep(sides[side], shape), ends[side]))
             for side in ("clean", "corrupt")
         )
-        if abs(clean - corrupt) <= ROUNDING * max(abs(clean), abs(corrupt), ROUNDING):
+        least = rounding(ends["clean"])
+        if abs(clean - corrupt) <= least * max(abs(clean), abs(corrupt), least):
             raise BadSettings(
                 f"{self.bound.name} is {clean:.6g} for the clean and {corrupt:.6g} for the corrupt "
                 "prompt, so there is no difference to explain; choose other prompts or a metric on "
@@ -247,8 +248,16 @@ class _OnePair:
             for side, own in (("donor", donor), ("base", base))
         }
         if with_gradients:
-            own = transformer.capture(self.base, gradients=self.bound, **what)
+            own = transformer.capture(self.base, gradients=self.bound, **both)
             assert own.gradients is not None
+            # What both runs end with, times the slope there, bounds what a line can explain.
+            apart = (ends[donor] - ends[base]).double().norm()
+            if own.gradients.states[last].double().norm() * apart <= least * abs(clean - corrupt):
+                raise BadSettings(
+                    f"{self.bound.name} is flat at the {base} run, as kl() is at the clean one, so "
+                    "its gradient explains nothing; give method='exact', or patch the other way "
+                    "round with how"
+                )
             values["gradient"] = self.places.values(own.gradients)
         return values, clean, corrupt
 
