@@ -18,6 +18,7 @@ from layerleap.lens.vocabulary.tokens import token_label
 from layerleap.models.inputs import MASKED, as_inputs, without_padding
 from layerleap.models.metric import Bound
 from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import longest_input
 from layerleap.stream.records import opened, records_of
 
 
@@ -56,6 +57,8 @@ def pair_of(transformer: Transformer, clean: Any, corrupt: Any, metric: Any) -> 
             f"the prompts have {n} and {m} tokens; expected as many of each, so that every "
             f"position has its counterpart:\n{shown}"
         )
+    if len(ids[0]) > (limit := longest_input(transformer)):
+        raise BadText(f"the prompts have {len(ids[0])} tokens; this model reads at most {limit}")
     return Pair(sides[0], sides[1], list(zip(*labels, strict=True)), metric)
 
 
@@ -84,15 +87,20 @@ def _strip(transformer: Transformer, arguments: dict[str, Any]) -> None:
     """Take padding off both ends: positions count from the first real token."""
     for name, others in MASKED.items():
         mask, ids = arguments.get(name), arguments.get(others[0])
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.any():
+        beside = [
+            key
+            for key in (*others, "position_ids")
+            if isinstance(own := arguments.get(key), Tensor)
+            and own.shape[:2] == getattr(mask, "shape", None)
+        ]
+        if mask is None or not beside or not mask.any():
             continue
         real = mask[0].nonzero()[:, 0].tolist()
         start, stop = real[0], real[-1] + 1
-        if isinstance(ids, Tensor):
+        if ids is not None:
             stop = start + len(without_padding(transformer, ids[0, start:stop].tolist()))
-        for key in (name, *others, "position_ids"):
-            if isinstance(own := arguments.get(key), Tensor) and own.shape[:2] == mask.shape:
-                arguments[key] = own[:, start:stop]
+        for key in (name, *beside):
+            arguments[key] = arguments[key][:, start:stop]
 
 
 def repeated(arguments: Mapping[str, Any], n: int) -> dict[str, Any]:
