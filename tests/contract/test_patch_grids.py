@@ -155,7 +155,7 @@ def test_the_gradient_is_exact_in_the_limit_of_small_differences(name):
             linear = grid(name, at, layers=[2, 3], method="gradient", check=6)
             most = exact.shares.abs().max()
             assert (exact.shares - linear.shares).abs().max() < 0.05 * max(1, most)
-            assert linear.passes <= 5
+            assert linear.passes > 4  # those of the exact cells count
             assert linear.checked_cells > 0
             assert "rank correlation" in linear.notes[0]
     finally:

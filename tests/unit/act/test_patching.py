@@ -120,6 +120,43 @@ def test_a_metric_that_is_flat_at_the_patched_run_has_no_gradient(model):
     assert grid(model, how="denoise", **options).shares.any()
 
 
+def test_cells_that_are_the_same_in_both_runs_are_zero_without_running(model):
+    for method in ("exact", "gradient"):
+        assert not grid(model, positions=[0], method=method).shares.any()
+
+
+def test_positions_that_are_given_twice_are_one_column(model):
+    whole, some = grid(model), grid(model, positions=[1, -1, 1, 5])
+    assert some.columns == ["1", "-1"]
+    torch.testing.assert_close(some.shares, whole.shares[:, [1, 5]], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("check", "n"), [(0, 0), (1, 1), (3, 3), (24, 11)])
+def test_as_many_cells_are_checked_as_asked_and_their_passes_count(model, check, n):
+    cells = grid(model, method="gradient", check=check, positions=[1, 3, 4])
+    assert cells.checked_cells == n
+    assert (cells.passes > 4) == bool(n)
+
+
+def test_the_gradient_sees_logits_as_wide_as_exact_cells_do(model):
+    half = Transformer.wrap(deepcopy(model.model).bfloat16(), model.tokenizer)
+    dtypes = set()
+
+    def metric(logits):
+        dtypes.add(logits.dtype)
+        return logits[:, 20]
+
+    half.capture(CLEAN, gradients=metric)
+    assert dtypes == {torch.float32}
+
+
+def test_prompts_longer_than_the_model_reads_are_refused_in_one_sentence():
+    short = tiny("gpt2")
+    long = " ".join(["cat"] * 2000)
+    with pytest.raises(BadText, match=r"have 2000 tokens; this model reads at most \d+"):
+        grid(short, long, f"{long[:-3]}dog")
+
+
 def test_pairs_of_other_lengths_share_columns_only_without_positions(model):
     pairs = [(CLEAN, CORRUPT), ("a cat", "a dog")]
     with pytest.raises(BadSettings, match="have 2 and 6 positions"):
@@ -197,9 +234,12 @@ def test_what_is_wrong_is_said_in_one_sentence(model):
         ({"metric": None}, "there is no metric"),
         ({"metric": 3}, "3 is not a metric"),
         ({"metric": lambda rows: rows}, "expected a number per text"),
-        ({"metric": ll.metrics.logit("moon star")}, "is 2 tokens"),
+        ({"metric": ll.metrics.logit("moon star")}, "is 2 tokens of this model"),
+        ({"metric": ll.metrics.logit(999)}, "output 999 does not exist"),
+        ({"metric": ll.metrics.log_probability("")}, "'' has no tokens"),
         ({"metric": ll.metrics.logit_difference("moon", "moon")}, "a token with itself"),
         ({"positions": [6]}, "expected some of 0 to 5"),
+        ({"check": -1}, "check is -1; expected 0 or more"),
         ({"layers": [4]}, "layer 4 does not exist"),
         ({"at": "head", "layers": [0]}, "block 0 does not exist"),
         ({"pairs": []}, "give a clean and a corrupt prompt, or pairs"),

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from layerleap.act.patching.pair import Pair, pair_of, pairs_given, repeated
 from layerleap.act.patching.places import At, Cell, Places, Values
@@ -93,6 +94,8 @@ def patch(
         raise BadSettings(
             "there is no metric; give one, such as ll.metrics.logit_difference(' John', ' Mary')"
         )
+    if check < 0:
+        raise BadSettings(f"check is {check}; expected 0 or more")
     given = [(clean, corrupt, metric)] if pairs is None else list(pairs_given(pairs, metric))
     places = Places.of(transformer, at, layers)
     aligned = []
@@ -173,28 +176,35 @@ class _OnePair:
         """All cells, exactly or from the gradient."""
         values, clean, corrupt = self._read(with_gradients=method == "gradient")
         self.prefix = f"{self.number}:{clean!r}:{corrupt!r}"
-        cells = self._cells(values["donor"])
-        active = [cell for cell in cells if self._differs(cell, values)]
-        columns = 1 + max(cell.column for cell in cells)
-        effects = torch.full((len(self.places.rows), columns), torch.nan, dtype=torch.float64)
-        row_of = {row: number for number, row in enumerate(self.places.rows)}
-        for cell in cells:  # a place that is the same in both runs carries nothing
-            effects[row_of[cell.row], cell.column] = 0.0
+        self._choose_columns()
+        donor, base = values["donor"], values["base"]
+        differs = {
+            row: self._by_column((donor[row] != base[row]).any(-1)) > 0 for row in self.places.rows
+        }
+        columns = max(map(len, differs.values()))
+        effects = torch.full((len(differs), columns), torch.nan, dtype=torch.float64)
+        for number, own in enumerate(differs.values()):
+            effects[number, : len(own)] = 0.0  # what is the same in both runs carries nothing
+        active = [
+            self._cell(row, column)
+            for row, own in differs.items()
+            for column in own.nonzero()[:, 0].tolist()
+        ]
         passes, correlation, checked_cells = 2.0, None, 0
         if method == "gradient":
-            for cell in active:
-                effects[row_of[cell.row], cell.column] = self._slope(cell, values)
             passes = float(GRADIENT_PASSES)
-            if sample := _sample(active, check):
-                exact, _ = self._exact(sample, values["donor"], kept, told)
-                own = [float(effects[row_of[cell.row], cell.column]) for cell in sample]
-                correlation, checked_cells = rank_correlation(own, exact), len(sample)
-        else:
-            exact, more = self._exact(active, values["donor"], kept, told)
-            passes += more
-            for cell, value in zip(active, exact, strict=True):
-                effects[row_of[cell.row], cell.column] = value
-        donor, base = (clean, corrupt) if self.how == "denoise" else (corrupt, clean)
+            for number, row in enumerate(differs):  # as if the metric were linear in what is there
+                apart = donor[row].double() - base[row].double()
+                slopes = self._by_column((apart * values["gradient"][row].to(apart)).sum(-1))
+                effects[number, : len(slopes)] = slopes
+        run = active if method == "exact" else _sample(active, check)
+        exact, more = self._exact(run, donor, kept, told)
+        at = [self.places.rows.index(cell.row) for cell in run], [cell.column for cell in run]
+        if method == "exact":
+            effects[at] = torch.tensor(exact, dtype=torch.float64)
+        elif run:
+            correlation, checked_cells = rank_correlation(effects[at].tolist(), exact), len(run)
+        difference = clean - corrupt if self.how == "denoise" else corrupt - clean
         return PatchGrid(
             model=self.transformer.identity.name,
             at=self.at,
@@ -204,10 +214,10 @@ class _OnePair:
             layers=self.places.rows,
             columns=self._names(columns),
             tokens=list(self.pair.tokens),
-            shares=effects / (donor - base),
+            shares=effects / difference,
             clean=clean,
             corrupt=corrupt,
-            passes=passes,
+            passes=passes + more,
             correlation=correlation,
             checked_cells=checked_cells,
         )
@@ -261,48 +271,35 @@ class _OnePair:
             values["gradient"] = self.places.values(own.gradients)
         return values, clean, corrupt
 
-    def _cells(self, values: Values) -> list[Cell]:
+    def _choose_columns(self) -> None:
+        """The positions that are patched, each once, with the names that they were given."""
         n, chosen = self.n_positions, self.positions
-        numbers = (
-            [n + one if one < 0 else one for one in chosen]
-            if isinstance(chosen, list | tuple)
-            else range(n)
-        )
-        if any(not 0 <= one < n for one in numbers) or not numbers:
-            raise BadSettings(f"positions {list(chosen)}; expected some of 0 to {n - 1}")
+        given = range(n) if isinstance(chosen, str | None) else chosen
+        self.names: dict[int, str] = {}
+        for one in given:
+            self.names.setdefault(n + one if one < 0 else one, str(one))
+        self.numbers = list(self.names)
+        if any(not 0 <= one < n for one in self.numbers) or not self.numbers:
+            raise BadSettings(f"positions {list(given)}; expected some of 0 to {n - 1}")
+
+    def _by_column(self, values: Tensor) -> Tensor:
+        """(position, unit) -> (column,), summed over the positions of each."""
+        here = values[self.numbers].double()
+        by_position = self.at not in ("head", "neuron") and self.positions != "all"
+        return here[:, 0] if by_position else here.sum(0)
+
+    def _cell(self, row: int, column: int) -> Cell:
         if self.at in ("head", "neuron"):
-            return [
-                Cell(row, unit, tuple(numbers), unit)
-                for row in self.places.rows
-                for unit in range(values[row].shape[1])
-            ]
-        groups = [tuple(numbers)] if chosen == "all" else [(one,) for one in numbers]
-        return [
-            Cell(row, column, group, 0)
-            for row in self.places.rows
-            for column, group in enumerate(groups)
-        ]
+            return Cell(row, column, tuple(self.numbers), column)
+        numbers = self.numbers if self.positions == "all" else [self.numbers[column]]
+        return Cell(row, column, tuple(numbers), 0)
 
     def _names(self, columns: int) -> list[str]:
         if self.at in ("head", "neuron"):
             return [str(column) for column in range(columns)]
         if self.positions == "all":
             return ["all positions"]
-        chosen = self.positions if isinstance(self.positions, list | tuple) else range(columns)
-        return [str(one) for one in chosen]
-
-    def _differs(self, cell: Cell, values: dict[str, Values]) -> bool:
-        donor, base = (values[side][cell.row] for side in ("donor", "base"))
-        at = list(cell.positions)
-        return not torch.equal(donor[at, cell.unit], base[at, cell.unit])
-
-    def _slope(self, cell: Cell, values: dict[str, Values]) -> float:
-        """The change of the metric if it were linear in what the cell holds."""
-        at = list(cell.positions)
-        donor, base, gradient = (
-            values[side][cell.row][at, cell.unit].double() for side in ("donor", "base", "gradient")
-        )
-        return float(((donor - base) * gradient.to(donor.device)).sum())
+        return list(self.names.values())
 
     def _exact(
         self,
@@ -366,8 +363,9 @@ def _sample(cells: Sequence[Cell], n: int) -> list[Cell]:
             for place in range(SAMPLED_ROWS)
         }
     )
-    draw, found = random.Random(0), []
+    draw = random.Random(0)
+    found: list[Cell] = []
     for row in chosen:
         of_row = [cell for cell in cells if cell.row == row]
-        found += draw.sample(of_row, min(len(of_row), ceil(n / len(chosen))))
+        found += draw.sample(of_row, min(len(of_row), ceil(n / len(chosen)), n - len(found)))
     return found
