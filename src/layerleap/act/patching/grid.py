@@ -75,7 +75,7 @@ def patch(
         corrupt: another prompt of as many tokens.
         metric: a value of `ll.metrics`, or a function from logits (text, d_vocab) to numbers.
         pairs: many pairs instead: tuples (clean, corrupt), records with these fields and answer and
-            other, or a .jsonl file of records. The grid is then their mean, with intervals.
+            other, or a .jsonl file of records. The grid is then one for all, with intervals.
         at: the "state" of a layer, what "attn" or "ffn" of a block adds, each "head", or each
             "neuron"; exact cells of all neurons take long, so name some layers.
         how: "denoise" patches the clean run into the corrupt one, "noise" the other way round.
@@ -263,10 +263,10 @@ class _OnePair:
             # What both runs end with, times the slope there, bounds what a line can explain.
             apart = (ends[donor] - ends[base]).double().norm()
             if own.gradients.states[last].double().norm() * apart <= least * abs(clean - corrupt):
+                other = "noise" if self.how == "denoise" else "denoise"
                 raise BadSettings(
-                    f"{self.bound.name} is flat at the {base} run, as kl() is at the clean one, so "
-                    "its gradient explains nothing; give method='exact', or patch the other way "
-                    "round with how"
+                    f"{self.bound.name} is flat at the {base} run, so its gradient there explains "
+                    f"nothing; give method='exact', or how={other!r}"
                 )
             values["gradient"] = self.places.values(own.gradients)
         return values, clean, corrupt
