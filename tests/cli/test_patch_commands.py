@@ -60,7 +60,7 @@ def test_every_place_is_json_for_programs(place: Path, empty_cache: Path, at: st
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["at"] == at
-    assert told["passes"] <= 5
+    assert told["passes"] > 4  # those of the exact cells count
     assert told["cells"]
 
 

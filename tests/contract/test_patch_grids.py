@@ -141,9 +141,8 @@ def test_every_cell_is_what_a_plain_hook_gives(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "bert", "albert", "opt_350m", "t5"])
-def test_the_gradient_is_exact_in_the_limit_of_small_differences(name, monkeypatch):
+def test_the_gradient_is_exact_in_the_limit_of_small_differences(name):
     """Between two nearly equal runs the metric is linear, so both methods agree."""
-    monkeypatch.setattr("layerleap.act.patching.grid.ROUNDING", 0.0)
     model = wrapped(name)
     embedding = model.model.get_input_embeddings().weight
     before = embedding.detach().clone()
@@ -156,7 +155,7 @@ def test_the_gradient_is_exact_in_the_limit_of_small_differences(name, monkeypat
             linear = grid(name, at, layers=[2, 3], method="gradient", check=6)
             most = exact.shares.abs().max()
             assert (exact.shares - linear.shares).abs().max() < 0.05 * max(1, most)
-            assert linear.passes <= 5
+            assert linear.passes > 4  # those of the exact cells count
             assert linear.checked_cells > 0
             assert "rank correlation" in linear.notes[0]
     finally:

@@ -9,6 +9,7 @@ from layerleap.act.edits import PatchState
 from layerleap.act.edits.patch import run_patched
 from layerleap.errors import BadSettings
 from layerleap.models.discovery.compare import row_gap as gap
+from layerleap.models.hooks.recording import record
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -104,6 +105,19 @@ def test_without_texts_a_state_goes_into_every_text():
     assert torch.equal(dict(run_patched(recording("llama"), [PatchState(2, state, 1)]))[2], h)
 
 
+def test_a_recorded_pass_with_padding_on_the_left_is_patched_where_the_whole_model_is():
+    model, ids = wrapped("llama"), [[0, 0, 5, 9, 7], [4, 6, 8, 3, 2]]
+    mask = torch.ones(2, 5, dtype=torch.long)
+    mask[0, :2] = 0
+    batch = {"input_ids": torch.tensor(ids), "attention_mask": mask}
+    patch = PatchState(2, torch.randn(24, dtype=torch.float64), 1, 0)
+    with model.edit(patch):
+        whole = model.capture(batch).states
+    states = dict(run_patched(record(model, batch), [patch]))
+    assert torch.equal(states[2][0, 3], patch.states[0])  # its second real token
+    assert all(torch.equal(states[layer], whole[layer]) for layer in (2, 3))
+
+
 def test_padding_is_never_patched():
     with wrapped("llama").edit(PatchState(1, torch.zeros(24), 5, 2)) as report:
         assert torch.equal(logits("llama"), recording("llama").logits)
@@ -129,14 +143,15 @@ def test_positions_that_do_not_exist_are_refused():
         model.edit(PatchState(1, one[:, :23], 0)),
     ):
         pass
+    given = recording("gpt2")
     for text, position, message in ((3, 0, "texts"), (0, 7, "positions")):
         with pytest.raises(BadSettings, match=message):
-            PatchState(1, one, position, text).into(torch.zeros(3, 7, 24))
+            PatchState(1, one, position, text).into(given.states[1], given)
     for text, position, message in ((0, -1, "positions"), (-1, 0, "texts")):
         with pytest.raises(BadSettings, match=rf"{message} \[-1\] .* from 0 on"):
             PatchState(1, one, position, text)
     with pytest.raises(BadSettings, match="width 24"):
-        PatchState(1, one, 0, 0).into(torch.zeros(3, 7, 25))
+        PatchState(1, one, 0, 0).into(torch.zeros(3, 6, 25), given)
     with pytest.raises(BadSettings, match="one of positions for each state"):
         PatchState(1, one, [0, 1], [0])
     with pytest.raises(BadSettings, match="same position"):

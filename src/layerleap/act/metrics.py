@@ -19,13 +19,12 @@ from torch import Tensor
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
+from layerleap.lens.attribution.target import Token, output_id, output_ids
 from layerleap.lens.vocabulary.tokens import output_label
 from layerleap.models.metric import Bound
 from layerleap.models.transformer import Transformer
 
 __all__ = ["Metric", "kl", "log_probability", "logit", "logit_difference", "loss", "probability"]
-
-Token = str | int
 
 
 class Metric(ABC):
@@ -135,33 +134,3 @@ class kl(Metric):
             return (clean.exp() * (clean - own)).sum(-1)
 
         return Bound(transformer, numbers, name="kl()")
-
-
-def output_id(transformer: Transformer, token: Token) -> int:
-    """The id of a token or class; a text of several tokens is an error that names them."""
-    ids = output_ids(transformer, token)
-    if len(ids) != 1:
-        parts = ", ".join(repr(output_label(transformer, one).text) for one in ids)
-        raise BadSettings(
-            f"{token!r} is {len(ids)} tokens ({parts}); give one of them, or score the whole "
-            "answer with ll.metrics.log_probability"
-        )
-    return ids[0]
-
-
-def output_ids(transformer: Transformer, token: Token) -> list[int]:
-    """The ids of a text, or an id that is checked; classes go by their name or number."""
-    if isinstance(token, str) and transformer.kind.endswith("-class"):
-        names = [transformer.output_name(one) for one in range(transformer.d_vocab)]
-        if token not in names:
-            raise BadSettings(f"no class {token!r}; expected one of: {', '.join(names[:20])}")
-        return [names.index(token)]
-    if isinstance(token, str):
-        ids = transformer.need_tokenizer()(token, add_special_tokens=False)["input_ids"]
-    else:
-        ids = [token]
-    if not ids or not all(0 <= one < transformer.d_vocab for one in ids):
-        raise BadSettings(
-            f"{token!r} is no output of this model; expected 0 to {transformer.d_vocab - 1}"
-        )
-    return [int(one) for one in ids]

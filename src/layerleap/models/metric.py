@@ -89,6 +89,7 @@ class Bound:
 
     def of_pass(self, arguments: Mapping[str, Any], logits: Tensor) -> Tensor:
         """The metric of each text of a pass, from its logits."""
+        logits = wide(logits)
         if logits.dim() == 2:  # one row per text
             return self.of_logits(logits[:, None])
         keep = self.keep(arguments, (logits.shape[0], logits.shape[1]))

@@ -1,12 +1,16 @@
 """`ll.patch`: pairs, checkpoints, what is refused, and two cases of the bundled model."""
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import layerleap as ll
+from layerleap.act.patching.result import mean_grid
 from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite, WrongModel
+from layerleap.models.transformer import Transformer
 from pages import Page
 from tiny_models import tiny
 
@@ -41,11 +45,13 @@ def test_chosen_positions_and_layers_are_part_of_the_whole_grid(model):
     torch.testing.assert_close(some.shares, whole.shares[[0, 2]][:, [1, 5]])
 
 
-def test_many_pairs_are_a_mean_with_intervals(model, tmp_path):
+def test_many_pairs_are_one_ratio_with_intervals(model, tmp_path):
     pairs = [(CLEAN, CORRUPT), ("the cat ran on the mat", "the dog ran on a mat")]
     alone = [grid(model, *pair, at="head") for pair in pairs]
     both = ll.patch(model, pairs=pairs, metric=METRIC, at="head", progress=False)
-    torch.testing.assert_close(both.shares, (alone[0].shares + alone[1].shares) / 2)
+    sizes = [one.clean - one.corrupt for one in alone]
+    changes = sum(size * one.shares for size, one in zip(sizes, alone, strict=True))
+    torch.testing.assert_close(both.shares, changes / sum(sizes))
     assert (both.low <= both.shares).all()
     assert (both.high >= both.shares).all()
     assert both.pairs == 2
@@ -54,6 +60,101 @@ def test_many_pairs_are_a_mean_with_intervals(model, tmp_path):
     file.write_text("\n".join(map(json.dumps, records)))
     assert torch.equal(ll.patch(model, pairs=file, at="head", progress=False).shares, both.shares)
     assert "95 % intervals over pairs" in both.legend()
+
+
+@pytest.mark.parametrize("at", ["state", "attn", "ffn", "head"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_a_prompt_is_no_position(model, at, side):
+    def padded(text):
+        row = model.tokenizer(text)["input_ids"]
+        rows = [[0, 0, *row] if side == "left" else [*row, 0, 0]]
+        mask = [[0, 0, *[1] * len(row)] if side == "left" else [*[1] * len(row), 0, 0]]
+        return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+    for method in ("exact", "gradient"):
+        one = grid(model, padded(CLEAN), padded(CORRUPT), at=at, method=method)
+        assert torch.equal(one.shares, grid(model, at=at, method=method).shares)
+        assert len(one.tokens) == 6
+
+
+def test_pairs_whose_runs_have_equal_metrics_keep_their_own_cells(model):
+    """A metric of few values, such as accuracy, has the same ends in many pairs."""
+    pairs = [("the cat sat on", "the dog sat on"), ("a man ran under", "a woman ran under")]
+    top = [model.capture(clean, logits=True).logits[0, -1].argmax() for clean, _ in pairs]
+
+    def right(logits):
+        return torch.isin(logits.argmax(-1), torch.stack(top)).float()
+
+    options = {"metric": right, "progress": False}
+    alone = [ll.patch(model, *pair, **options) for pair in pairs]
+    assert {(one.clean, one.corrupt) for one in alone} == {(1.0, 0.0)}
+    assert not torch.equal(alone[0].shares, alone[1].shares)
+    both = ll.patch(model, pairs=pairs, **options)
+    assert torch.equal(both.shares, (alone[0].shares + alone[1].shares) / 2)
+
+
+def test_a_pair_with_a_small_difference_does_not_rule_the_mean(model):
+    strong = grid(model)
+    other = grid(model, "the cat ran on the mat", "the dog ran on a mat")
+    weak = replace(other, clean=0.0, corrupt=0.01 * (strong.clean - strong.corrupt))
+    both = mean_grid([strong, weak], ())
+    torch.testing.assert_close(both.shares, (strong.shares + 0.01 * weak.shares) / 1.01)
+    assert "1 of 2 pairs differ by less than 10% of the mean and hardly count: 2" in both.notes[0]
+
+
+def test_half_precision_needs_a_larger_difference(model):
+    half = Transformer.wrap(deepcopy(model.model).bfloat16(), model.tokenizer)
+
+    def metric(logits):
+        return 200 + (logits[:, 20] - logits[:, 21])
+
+    assert grid(model, metric=metric).shares.any()
+    with pytest.raises(BadSettings, match="no difference to explain"):
+        grid(half, metric=metric)
+
+
+def test_a_metric_that_is_flat_at_the_patched_run_has_no_gradient(model):
+    options = {"metric": ll.metrics.kl(), "method": "gradient"}
+    with pytest.raises(BadSettings, match=r"kl\(\) is flat at the clean run"):
+        grid(model, how="noise", **options)
+    assert grid(model, how="denoise", **options).shares.any()
+
+
+def test_cells_that_are_the_same_in_both_runs_are_zero_without_running(model):
+    for method in ("exact", "gradient"):
+        assert not grid(model, positions=[0], method=method).shares.any()
+
+
+def test_positions_that_are_given_twice_are_one_column(model):
+    whole, some = grid(model), grid(model, positions=[1, -1, 1, 5])
+    assert some.columns == ["1", "-1"]
+    torch.testing.assert_close(some.shares, whole.shares[:, [1, 5]], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("check", "n"), [(0, 0), (1, 1), (3, 3), (24, 11)])
+def test_as_many_cells_are_checked_as_asked_and_their_passes_count(model, check, n):
+    cells = grid(model, method="gradient", check=check, positions=[1, 3, 4])
+    assert cells.checked_cells == n
+    assert (cells.passes > 4) == bool(n)
+
+
+def test_the_gradient_sees_logits_as_wide_as_exact_cells_do(model):
+    half = Transformer.wrap(deepcopy(model.model).bfloat16(), model.tokenizer)
+    dtypes = set()
+
+    def metric(logits):
+        dtypes.add(logits.dtype)
+        return logits[:, 20]
+
+    half.capture(CLEAN, gradients=metric)
+    assert dtypes == {torch.float32}
+
+
+def test_prompts_longer_than_the_model_reads_are_refused_in_one_sentence():
+    short = tiny("gpt2")
+    long = " ".join(["cat"] * 2000)
+    with pytest.raises(BadText, match=r"have 2000 tokens; this model reads at most \d+"):
+        grid(short, long, f"{long[:-3]}dog")
 
 
 def test_pairs_of_other_lengths_share_columns_only_without_positions(model):
@@ -78,6 +179,8 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(model, tmp_path, monkeypatc
     assert file.is_file()
     with pytest.raises(WrongModel, match="different settings"):
         grid(model, checkpoint=file, how="noise")
+    with pytest.raises(WrongModel, match=r"different settings \(metrics\)"):
+        grid(model, checkpoint=file, metric=ll.metrics.logit("moon"))
     told.clear()
     resumed = grid(model, checkpoint=file, progress=lambda *step: told.append(step[1]))
     assert told[0] > 8
@@ -131,9 +234,12 @@ def test_what_is_wrong_is_said_in_one_sentence(model):
         ({"metric": None}, "there is no metric"),
         ({"metric": 3}, "3 is not a metric"),
         ({"metric": lambda rows: rows}, "expected a number per text"),
-        ({"metric": ll.metrics.logit("moon star")}, "is 2 tokens"),
+        ({"metric": ll.metrics.logit("moon star")}, "is 2 tokens of this model"),
+        ({"metric": ll.metrics.logit(999)}, "output 999 does not exist"),
+        ({"metric": ll.metrics.log_probability("")}, "'' has no tokens"),
         ({"metric": ll.metrics.logit_difference("moon", "moon")}, "a token with itself"),
         ({"positions": [6]}, "expected some of 0 to 5"),
+        ({"check": -1}, "check is -1; expected 0 or more"),
         ({"layers": [4]}, "layer 4 does not exist"),
         ({"at": "head", "layers": [0]}, "block 0 does not exist"),
         ({"pairs": []}, "give a clean and a corrupt prompt, or pairs"),

@@ -8,7 +8,7 @@ already changes nothing, bit for bit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -133,22 +133,25 @@ class PatchState(Patch):
         self._require_width(transformer.d_model)
         return self._change(*state_place(transformer, self.layer))
 
-    def into(self, h: Tensor) -> Tensor:
-        """A copy of `h`, (batch, pos, d_model), with the states in it."""
-        batch, width = h.shape[:2]
-        texts, positions = self._places()
-        for name, values, limit in (("texts", texts, batch), ("positions", positions, width)):
-            if values and max(values) >= limit:
-                raise BadSettings(
-                    f"{name} {values} of a patch do not all exist; expected 0 to {limit - 1}"
-                )
+    def into(self, h: Tensor, recording: Recording) -> Tensor:
+        """A copy of h[layer] of a recorded pass, (batch, pos, d_model), with the states in it."""
         if self.states.shape[-1] != h.shape[-1]:
             raise BadSettings(
                 f"states of width {self.states.shape[-1]} for a stream of width {h.shape[-1]}"
             )
-        every = torch.cartesian_prod(torch.arange(batch), torch.arange(width))
-        rows, _ = self._put(slice(None), h.flatten(0, 1), lambda: Rows(every[:, 0], every[:, 1]))
-        return rows.view_as(h)
+        rows = recording.origin.rows(h.shape[0] * h.shape[1])
+        if recording.order is not None:  # the pass had its padding on the right
+            positions = recording.order.restore(rows.positions.view(h.shape[:2]))
+            rows = replace(rows, positions=positions.flatten())
+        texts, places = self._places()
+        ends = {"texts": (texts, rows.texts), "positions": (places, rows.positions)}
+        for name, (values, there) in ends.items():
+            if values and max(values) > (limit := int(there.max())):
+                raise BadSettings(
+                    f"{name} {values} of a patch do not all exist; expected 0 to {limit}"
+                )
+        changed, _ = self._put(slice(None), h.flatten(0, 1), lambda: rows)
+        return changed.view_as(h)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -240,5 +243,5 @@ def run_patched(
         if layer > first:
             h = recording.run(h, layer - 1, layer)
         for patch in by_layer.get(layer, ()):
-            h = patch.into(h)
+            h = patch.into(h, recording)
         yield layer, h

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from layerleap.act.patching.pair import Pair, pair_of, pairs_given, repeated
 from layerleap.act.patching.places import At, Cell, Places, Values
@@ -25,6 +26,7 @@ from layerleap.act.patching.result import PatchGrid, mean_grid, rank_correlation
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.files import read_json, write_json
+from layerleap.models.discovery.compare import rounding
 from layerleap.models.hooks.recording import record
 from layerleap.models.metric import Bound, wide
 from layerleap.models.prompts import numbered
@@ -36,7 +38,6 @@ How = Literal["denoise", "noise"]
 Method = Literal["exact", "gradient"]
 STATES = 2**27  # numbers of a recorded batch held at a time: 512 MB in float32
 TOKENS = 2048  # of the texts that run at once
-ROUNDING = 1e-4  # differences of the metric below this share of its size mean nothing
 SECONDS = 5.0  # between checkpoints
 GRADIENT_PASSES = 4  # clean forward, corrupt forward, and back, which is worth two
 SAMPLED_ROWS = 8
@@ -74,7 +75,7 @@ def patch(
         corrupt: another prompt of as many tokens.
         metric: a value of `ll.metrics`, or a function from logits (text, d_vocab) to numbers.
         pairs: many pairs instead: tuples (clean, corrupt), records with these fields and answer and
-            other, or a .jsonl file of records. The grid is then their mean, with intervals.
+            other, or a .jsonl file of records. The grid is then one for all, with intervals.
         at: the "state" of a layer, what "attn" or "ffn" of a block adds, each "head", or each
             "neuron"; exact cells of all neurons take long, so name some layers.
         how: "denoise" patches the clean run into the corrupt one, "noise" the other way round.
@@ -93,6 +94,8 @@ def patch(
         raise BadSettings(
             "there is no metric; give one, such as ll.metrics.logit_difference(' John', ' Mary')"
         )
+    if check < 0:
+        raise BadSettings(f"check is {check}; expected 0 or more")
     given = [(clean, corrupt, metric)] if pairs is None else list(pairs_given(pairs, metric))
     places = Places.of(transformer, at, layers)
     aligned = []
@@ -107,6 +110,7 @@ def patch(
         **settings,
         "model": fingerprint,
         "pairs": [one.ids for one in aligned],
+        "metrics": [Bound.of(transformer, one.metric).name for one in aligned],
     }
     grids, kept = [], _Kept(checkpoint, about)
     with reporting(progress) as report, transformer.just_marked():
@@ -117,7 +121,7 @@ def patch(
                 report(phase, done, total, "cells")
 
             with numbered(number, len(aligned), "pair"):
-                of_pair = _OnePair(transformer, places, pair, how, positions)
+                of_pair = _OnePair(transformer, places, pair, how, positions, number)
                 grids.append(of_pair.grid(method, check, kept, told))
     kept.close()
     return mean_grid(grids, places.reasons)
@@ -153,9 +157,15 @@ class _OnePair:
     """The grid of one pair of prompts."""
 
     def __init__(
-        self, transformer: Transformer, places: Places, pair: Pair, how: How, positions: Any
+        self,
+        transformer: Transformer,
+        places: Places,
+        pair: Pair,
+        how: How,
+        positions: Any,
+        number: int,
     ) -> None:
-        self.transformer, self.places, self.pair = transformer, places, pair
+        self.transformer, self.places, self.pair, self.number = transformer, places, pair, number
         sides = (pair.clean, pair.corrupt)
         self.donor, self.base = sides if how == "denoise" else sides[::-1]
         self.how, self.at, self.positions = how, places.at, positions
@@ -165,29 +175,36 @@ class _OnePair:
     ) -> PatchGrid:
         """All cells, exactly or from the gradient."""
         values, clean, corrupt = self._read(with_gradients=method == "gradient")
-        self.metrics = f"{clean!r} {corrupt!r}"
-        cells = self._cells(values["donor"])
-        active = [cell for cell in cells if self._differs(cell, values)]
-        columns = 1 + max(cell.column for cell in cells)
-        effects = torch.full((len(self.places.rows), columns), torch.nan, dtype=torch.float64)
-        row_of = {row: number for number, row in enumerate(self.places.rows)}
-        for cell in cells:  # a place that is the same in both runs carries nothing
-            effects[row_of[cell.row], cell.column] = 0.0
+        self.prefix = f"{self.number}:{clean!r}:{corrupt!r}"
+        self._choose_columns()
+        donor, base = values["donor"], values["base"]
+        differs = {
+            row: self._by_column((donor[row] != base[row]).any(-1)) > 0 for row in self.places.rows
+        }
+        columns = max(map(len, differs.values()))
+        effects = torch.full((len(differs), columns), torch.nan, dtype=torch.float64)
+        for number, own in enumerate(differs.values()):
+            effects[number, : len(own)] = 0.0  # what is the same in both runs carries nothing
+        active = [
+            self._cell(row, column)
+            for row, own in differs.items()
+            for column in own.nonzero()[:, 0].tolist()
+        ]
         passes, correlation, checked_cells = 2.0, None, 0
         if method == "gradient":
-            for cell in active:
-                effects[row_of[cell.row], cell.column] = self._slope(cell, values)
             passes = float(GRADIENT_PASSES)
-            if sample := _sample(active, check):
-                exact, _ = self._exact(sample, values["donor"], kept, told)
-                own = [float(effects[row_of[cell.row], cell.column]) for cell in sample]
-                correlation, checked_cells = rank_correlation(own, exact), len(sample)
-        else:
-            exact, more = self._exact(active, values["donor"], kept, told)
-            passes += more
-            for cell, value in zip(active, exact, strict=True):
-                effects[row_of[cell.row], cell.column] = value
-        donor, base = (clean, corrupt) if self.how == "denoise" else (corrupt, clean)
+            for number, row in enumerate(differs):  # as if the metric were linear in what is there
+                apart = donor[row].double() - base[row].double()
+                slopes = self._by_column((apart * values["gradient"][row].to(apart)).sum(-1))
+                effects[number, : len(slopes)] = slopes
+        run = active if method == "exact" else _sample(active, check)
+        exact, more = self._exact(run, donor, kept, told)
+        at = [self.places.rows.index(cell.row) for cell in run], [cell.column for cell in run]
+        if method == "exact":
+            effects[at] = torch.tensor(exact, dtype=torch.float64)
+        elif run:
+            correlation, checked_cells = rank_correlation(effects[at].tolist(), exact), len(run)
+        difference = clean - corrupt if self.how == "denoise" else corrupt - clean
         return PatchGrid(
             model=self.transformer.identity.name,
             at=self.at,
@@ -197,10 +214,10 @@ class _OnePair:
             layers=self.places.rows,
             columns=self._names(columns),
             tokens=list(self.pair.tokens),
-            shares=effects / (donor - base),
+            shares=effects / difference,
             clean=clean,
             corrupt=corrupt,
-            passes=passes,
+            passes=passes + more,
             correlation=correlation,
             checked_cells=checked_cells,
         )
@@ -228,7 +245,8 @@ class _OnePair:
             float(self.bound.of_states(self.bound.keep(sides[side], shape), ends[side]))
             for side in ("clean", "corrupt")
         )
-        if abs(clean - corrupt) <= ROUNDING * max(abs(clean), abs(corrupt), ROUNDING):
+        least = rounding(ends["clean"])
+        if abs(clean - corrupt) <= least * max(abs(clean), abs(corrupt), least):
             raise BadSettings(
                 f"{self.bound.name} is {clean:.6g} for the clean and {corrupt:.6g} for the corrupt "
                 "prompt, so there is no difference to explain; choose other prompts or a metric on "
@@ -240,53 +258,48 @@ class _OnePair:
             for side, own in (("donor", donor), ("base", base))
         }
         if with_gradients:
-            own = transformer.capture(self.base, gradients=self.bound, **what)
+            own = transformer.capture(self.base, gradients=self.bound, **both)
             assert own.gradients is not None
+            # What both runs end with, times the slope there, bounds what a line can explain.
+            apart = (ends[donor] - ends[base]).double().norm()
+            if own.gradients.states[last].double().norm() * apart <= least * abs(clean - corrupt):
+                other = "noise" if self.how == "denoise" else "denoise"
+                raise BadSettings(
+                    f"{self.bound.name} is flat at the {base} run, so its gradient there explains "
+                    f"nothing; give method='exact', or how={other!r}"
+                )
             values["gradient"] = self.places.values(own.gradients)
         return values, clean, corrupt
 
-    def _cells(self, values: Values) -> list[Cell]:
+    def _choose_columns(self) -> None:
+        """The positions that are patched, each once, with the names that they were given."""
         n, chosen = self.n_positions, self.positions
-        numbers = (
-            [n + one if one < 0 else one for one in chosen]
-            if isinstance(chosen, list | tuple)
-            else range(n)
-        )
-        if any(not 0 <= one < n for one in numbers) or not numbers:
-            raise BadSettings(f"positions {list(chosen)}; expected some of 0 to {n - 1}")
+        given = range(n) if isinstance(chosen, str | None) else chosen
+        self.names: dict[int, str] = {}
+        for one in given:
+            self.names.setdefault(n + one if one < 0 else one, str(one))
+        self.numbers = list(self.names)
+        if any(not 0 <= one < n for one in self.numbers) or not self.numbers:
+            raise BadSettings(f"positions {list(given)}; expected some of 0 to {n - 1}")
+
+    def _by_column(self, values: Tensor) -> Tensor:
+        """(position, unit) -> (column,), summed over the positions of each."""
+        here = values[self.numbers].double()
+        by_position = self.at not in ("head", "neuron") and self.positions != "all"
+        return here[:, 0] if by_position else here.sum(0)
+
+    def _cell(self, row: int, column: int) -> Cell:
         if self.at in ("head", "neuron"):
-            return [
-                Cell(row, unit, tuple(numbers), unit)
-                for row in self.places.rows
-                for unit in range(values[row].shape[1])
-            ]
-        groups = [tuple(numbers)] if chosen == "all" else [(one,) for one in numbers]
-        return [
-            Cell(row, column, group, 0)
-            for row in self.places.rows
-            for column, group in enumerate(groups)
-        ]
+            return Cell(row, column, tuple(self.numbers), column)
+        numbers = self.numbers if self.positions == "all" else [self.numbers[column]]
+        return Cell(row, column, tuple(numbers), 0)
 
     def _names(self, columns: int) -> list[str]:
         if self.at in ("head", "neuron"):
             return [str(column) for column in range(columns)]
         if self.positions == "all":
             return ["all positions"]
-        chosen = self.positions if isinstance(self.positions, list | tuple) else range(columns)
-        return [str(one) for one in chosen]
-
-    def _differs(self, cell: Cell, values: dict[str, Values]) -> bool:
-        donor, base = (values[side][cell.row] for side in ("donor", "base"))
-        at = list(cell.positions)
-        return not torch.equal(donor[at, cell.unit], base[at, cell.unit])
-
-    def _slope(self, cell: Cell, values: dict[str, Values]) -> float:
-        """The change of the metric if it were linear in what the cell holds."""
-        at = list(cell.positions)
-        donor, base, gradient = (
-            values[side][cell.row][at, cell.unit].double() for side in ("donor", "base", "gradient")
-        )
-        return float(((donor - base) * gradient.to(donor.device)).sum())
+        return list(self.names.values())
 
     def _exact(
         self,
@@ -316,7 +329,7 @@ class _OnePair:
                     if self.at == "state":
                         h = recording.states[row]
                         for one in edits:
-                            h = one.into(h)  # type: ignore[attr-defined]  # states have it
+                            h = one.into(h, recording)  # type: ignore[attr-defined]  # states have it
                         h = recording.run(h, row)
                     else:
                         with self.transformer.edit(*edits):
@@ -330,7 +343,7 @@ class _OnePair:
 
     def _key(self, cell: Cell) -> str:
         """Its name in a checkpoint: with another metric, or under edits, it is another cell."""
-        return f"{self.metrics}:{cell.row}:{cell.column}"
+        return f"{self.prefix}:{cell.row}:{cell.column}"
 
     def _at_once(self, most: int) -> int:
         """How many cells run at once: as memory allows, in batches of about equal size."""
@@ -350,8 +363,9 @@ def _sample(cells: Sequence[Cell], n: int) -> list[Cell]:
             for place in range(SAMPLED_ROWS)
         }
     )
-    draw, found = random.Random(0), []
+    draw = random.Random(0)
+    found: list[Cell] = []
     for row in chosen:
         of_row = [cell for cell in cells if cell.row == row]
-        found += draw.sample(of_row, min(len(of_row), ceil(n / len(chosen))))
+        found += draw.sample(of_row, min(len(of_row), ceil(n / len(chosen)), n - len(found)))
     return found

@@ -15,9 +15,10 @@ from torch import Tensor
 from layerleap.act.metrics import log_probability, logit_difference
 from layerleap.errors import BadSettings, BadText
 from layerleap.lens.vocabulary.tokens import token_label
-from layerleap.models.inputs import as_inputs
+from layerleap.models.inputs import MASKED, as_inputs, without_padding
 from layerleap.models.metric import Bound
 from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import longest_input
 from layerleap.stream.records import opened, records_of
 
 
@@ -56,6 +57,8 @@ def pair_of(transformer: Transformer, clean: Any, corrupt: Any, metric: Any) -> 
             f"the prompts have {n} and {m} tokens; expected as many of each, so that every "
             f"position has its counterpart:\n{shown}"
         )
+    if len(ids[0]) > (limit := longest_input(transformer)):
+        raise BadText(f"the prompts have {len(ids[0])} tokens; this model reads at most {limit}")
     return Pair(sides[0], sides[1], list(zip(*labels, strict=True)), metric)
 
 
@@ -73,10 +76,31 @@ def _arguments(transformer: Transformer, prompt: Any, answer: Sequence[int]) -> 
         )
     name = _ids_name(transformer)
     mask = name.replace("input_ids", "attention_mask")
+    _strip(transformer, arguments)
     for key, value in ((name, list(answer)), (mask, [1] * len(answer))):
         if answer and isinstance(own := arguments.get(key), Tensor):
             arguments[key] = torch.cat([own, torch.tensor([value]).to(own)], 1)
     return arguments
+
+
+def _strip(transformer: Transformer, arguments: dict[str, Any]) -> None:
+    """Take padding off both ends: positions count from the first real token."""
+    for name, others in MASKED.items():
+        mask, ids = arguments.get(name), arguments.get(others[0])
+        beside = [
+            key
+            for key in (*others, "position_ids")
+            if isinstance(own := arguments.get(key), Tensor)
+            and own.shape[:2] == getattr(mask, "shape", None)
+        ]
+        if mask is None or not beside or not mask.any():
+            continue
+        real = mask[0].nonzero()[:, 0].tolist()
+        start, stop = real[0], real[-1] + 1
+        if ids is not None:
+            stop = start + len(without_padding(transformer, ids[0, start:stop].tolist()))
+        for key in (name, *beside):
+            arguments[key] = arguments[key][:, start:stop]
 
 
 def repeated(arguments: Mapping[str, Any], n: int) -> dict[str, Any]:

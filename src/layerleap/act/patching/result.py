@@ -29,6 +29,8 @@ HOW = {
 STRONGEST = 12  # cells listed under the heat map
 WIDEST = 80  # columns that a heat map has room for; more are only listed
 SHADES = 7  # of the scale
+WEAK = 0.1  # of the mean difference of pairs; those below are named
+LISTED = 10  # of them
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -240,7 +242,10 @@ class PatchGrid(Result):
 
 
 def mean_grid(grids: Sequence[PatchGrid], remarks: Sequence[str]) -> PatchGrid:
-    """One grid of several pairs: means and intervals; pairs must have the same cells."""
+    """One grid of several pairs, with intervals; pairs must have the same cells.
+
+    Pairs count by how far their runs are apart, so that none with a small difference rules.
+    """
     first, *rest = grids
     if not rest:
         return replace(first, remarks=tuple(remarks))
@@ -251,22 +256,28 @@ def mean_grid(grids: Sequence[PatchGrid], remarks: Sequence[str]) -> PatchGrid:
             "the same; give positions='all', or positions from the end as in positions=[-1], or "
             "patch heads"
         )
-    every = torch.stack([one.shares for one in grids])
-    estimates = Documents(torch.arange(len(grids))).means(every.flatten(1).nan_to_num(0.0))
-
-    def column(name: str) -> Tensor:
-        values = [getattr(estimate, name) for estimate in estimates]
-        numbers = torch.tensor([float("nan") if v is None else v for v in values]).double()
-        return numbers.view_as(first.shares)
+    sizes = torch.tensor([abs(one.clean - one.corrupt) for one in grids]).double()
+    every = torch.stack([one.shares for one in grids]).flatten(1)
+    shares, low, high = Documents(torch.arange(len(grids))).of(
+        lambda sums: sums[..., 1:] / sums[..., :1],
+        torch.cat([sizes[:, None], sizes[:, None] * every], 1),
+    )
+    weak = [str(n) for n, size in enumerate(sizes, 1) if size < WEAK * sizes.mean()]
+    if weak:
+        remarks = [
+            *remarks,
+            f"{len(weak)} of {len(grids)} pairs differ by less than {WEAK:.0%} of the mean and "
+            f"hardly count: {', '.join(weak[:LISTED])}{' ...' * (len(weak) > LISTED)}",
+        ]
 
     correlations = [one.correlation for one in grids if one.correlation is not None]
     tokens = first.tokens if all(one.tokens == first.tokens for one in rest) else ()
     metrics = {one.metric for one in grids}
     return replace(
         first,
-        shares=every.mean(0),
-        low=column("low"),
-        high=column("high"),
+        shares=shares.view_as(first.shares),
+        low=low.view_as(first.shares),
+        high=high.view_as(first.shares),
         pairs=len(grids),
         tokens=tokens,
         metric=first.metric if len(metrics) == 1 else first.metric.partition("(")[0],

@@ -70,22 +70,32 @@ class Target:
 
 def output_id(transformer: Transformer, token: Token) -> int:
     """The output that a token (or the name of a class) stands for."""
+    ids = output_ids(transformer, token)
+    if len(ids) != 1:
+        pieces = ", ".join(repr(output_label(transformer, one).text) for one in ids)
+        raise BadSettings(
+            f"{token!r} is {len(ids)} tokens of this model ({pieces}); expected one token, written "
+            "as in a text (often with a space in front), or its id; ll.metrics.log_probability "
+            "scores an answer of several"
+        )
+    return ids[0]
+
+
+def output_ids(transformer: Transformer, token: Token) -> list[int]:
+    """The outputs that a text (or an id, or the name of a class) stands for."""
     if isinstance(token, str) and transformer.kind.endswith("-class"):
         names = {transformer.output_name(n): n for n in range(transformer.d_vocab)}
         check_choice(token, names, "token")
-        return names[token]
+        return [names[token]]
     if isinstance(token, str):
-        tokenizer = transformer.need_tokenizer()
-        ids = tokenizer(token, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            pieces = ", ".join(repr(tokenizer.decode([one])) for one in ids) or "none"
-            raise BadSettings(
-                f"{token!r} is {len(ids)} tokens of this model ({pieces}); expected one token, "
-                "written as in a text (often with a space in front), or its id"
-            )
-        token = ids[0]
-    check_number("output", token, 0, transformer.d_vocab - 1)
-    return int(token)
+        ids = transformer.need_tokenizer()(token, add_special_tokens=False)["input_ids"]
+    else:
+        ids = [token]
+    if not ids:
+        raise BadSettings(f"{token!r} has no tokens; expected one or more")
+    for one in ids:
+        check_number("output", one, 0, transformer.d_vocab - 1)
+    return [int(one) for one in ids]
 
 
 def spaced(transformer: Transformer, token: Token | None, logits: Tensor) -> str:
