@@ -209,7 +209,7 @@ class _Reader:
 
         if self.with_gradients:
             is_input = side == "in"
-            return Tap(change_input=change_input) if is_input else Tap(change_output=change_output)
+            return Tap(change_input=change_input) if is_input else Tap(change_last=change_output)
         if side == "in":
             return Tap(see_input=lambda args, kwargs: _ignored(see(state_taken(args, kwargs))))
         return Tap(see_output=lambda output: _ignored(see(state_given(output))))

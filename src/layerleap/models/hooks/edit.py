@@ -28,6 +28,7 @@ from layerleap.models.discovery.trace import (
     with_state,
 )
 from layerleap.models.hooks.attention import AttentionFunction, attention_chosen_by
+from layerleap.models.hooks.foreign import HOOK, foreign_code
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, Tap, hooks_of, tapped
 from layerleap.models.hooks.rows import ModelPass, PassRows, Prompt
 
@@ -42,6 +43,7 @@ class Change:
     in, out     `function(values, rows)` gets what the module takes or gives as (row, width), and
                 a function that tells which `Rows` they are; it returns the new values and how many
                 rows it changed
+    last        like out, but after the forward hooks of others: what they would change is replaced
     instead     `function` is called instead of the module's forward
     compute     `function(forward, *args, **kwargs)` computes what the module's forward would, in
                 another way; what it takes is changed by other edits as usual
@@ -52,7 +54,7 @@ class Change:
 
     block: int  # 1 to n_layers; tells apart the layers of a shared block
     module: nn.Module
-    side: Literal["in", "out", "instead", "compute", "attention", "weights"]
+    side: Literal["in", "out", "last", "instead", "compute", "attention", "weights"]
     function: Callable[..., Any]
     # Called with the cache, or None, before every pass of the model; may refuse it.
     begin: Callable[[Any], None] | None = None
@@ -311,6 +313,12 @@ class EditedModel:
             return Tap(change_input=partial(self._change_input, applied, change))
         if change.side == "out":
             return Tap(change_output=partial(self._change_output, applied, change))
+        if change.side == "last":
+            # Without hooks of others, edits of one module act in the order given.
+            code = foreign_code(self.transformer.model, [("", change.module)])
+            is_hooked = any(one.kind == HOOK for one in code)
+            change_output = partial(self._change_output, applied, change)
+            return Tap(**{"change_last" if is_hooked else "change_output": change_output})
         if change.side == "compute":
             own = hooks_of(self.transformer.model).original(change.module)
             return Tap(forward=partial(self._compute, change, own))
