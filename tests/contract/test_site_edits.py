@@ -226,6 +226,15 @@ def test_attention_weights_sum_to_one_and_make_what_the_heads_give(name):
         ).any()
 
 
+def test_attention_of_a_shared_block_is_told_apart_by_layer():
+    model = wrapped("albert")
+    every = model.capture(inputs("albert"), layers=[], attention=True).attention
+    assert not torch.equal(every[1], every[3])
+    for blocks in ([3], [2], [1, 3]):
+        some = model.capture(inputs("albert"), layers=[], attention=blocks).attention
+        assert all(torch.equal(some[block], every[block]) for block in blocks)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "t5"])
 def test_attention_weights_times_values_are_what_the_heads_give(name):
     model = wrapped(name)

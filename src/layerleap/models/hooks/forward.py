@@ -9,10 +9,10 @@ the same model wait. Plain calls on other threads neither wait nor notice. A tap
     change_input -> see_input -> forward (or `replace`) -> change_output -> see_output
 
 inside `around`, and all of this after pre-hooks and before forward hooks of others; only
-`change_last` and `see_output` come after these. With other `parameters`, forward runs on a copy of the module that
-has them, and the module itself keeps its own. So observers see values after all edits, in whatever
-order the two were set up. Nothing is stored on the model, so locks and taps are never copied or
-pickled with it.
+`change_last` and `see_output` come after these. With other `parameters`, forward runs on a copy of
+the module that has them, and the module itself keeps its own. So observers see values after all
+edits, in whatever order the two were set up. Nothing is stored on the model, so locks and taps are
+never copied or pickled with it.
 """
 
 import sys
