@@ -77,7 +77,8 @@ def capture(
         sites: pairs (block, site), blocks counted from 1: block b makes h[b]. A site is a name, or
             a `Site` for any module of the block.
         keep: boolean (batch, pos): the positions to gather, in row-major order; where the head
-            pools positions, those that it pools, which make one row per text.
+            pools positions, those that it pools, which make one row per text (attention weights
+            have one row per position all the same).
         logits: also run the tail. Without it the pass ends after the last block needed.
         heads: the blocks whose heads to read; all when True.
         attention: the blocks whose attention weights to read; all when True.
@@ -255,6 +256,9 @@ class _Reader:
         found = self.captured.gradients = Capture()
         for place, own, grad in zip(places, values, grads, strict=True):
             rows = self._rows(torch.zeros_like(own) if grad is None else grad)
+            if self.keep is not None and self.transformer.row_kind == "mean":
+                n = self.keep.sum(1)  # moving the mean state moves each of the n that are pooled
+                rows = rows * n[n > 0].to(rows.device)[:, None]
             if isinstance(place, tuple):
                 found.sites[place] = rows
             else:
