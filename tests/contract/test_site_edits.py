@@ -204,6 +204,17 @@ def test_the_mean_head_gives_its_mean_over_real_positions_of_the_prompts():
     assert report[0].positions == 3
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_the_mask_of_an_encoder_says_nothing_of_the_positions_of_its_decoder(name):
+    model = wrapped(name)
+    ids = torch.tensor([[5, 9, 7, 8, 11], [6, 4, 12, 0, 0]])
+    over = {"input_ids": ids, "attention_mask": ids.ne(0).long(), "decoder_input_ids": ids[:, :3]}
+    mean = model.capture(over, layers=[], heads=[2]).heads[2][:, :, 1].mean((0, 1))
+    with model.edit(MeanHead(2, 1, over=over)):
+        after = model.capture(inputs(name), layers=[], heads=[2]).heads[2][:, :, 1]
+    torch.testing.assert_close(after, mean.expand_as(after))
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name not in OWN_ATTENTION])
 def test_attention_weights_sum_to_one_and_make_what_the_heads_give(name):
     model = wrapped(name)
