@@ -307,6 +307,16 @@ def test_gradients_are_those_of_finite_differences(name):
     assert not any(parameter.grad is not None for parameter in model.model.parameters())
 
 
+def test_gradients_are_the_same_in_inference_mode():
+    model, prompt = tiny("gpt2"), "the cat sat"
+    outside = model.capture(prompt, heads=True, gradients=logit("sat"))
+    with torch.inference_mode():
+        inside = model.capture(prompt, heads=True, gradients=logit("sat"))
+    for layer, gradient in outside.gradients.states.items():
+        assert torch.equal(inside.gradients.states[layer], gradient)
+        assert not inside.states[layer].is_inference()
+
+
 def test_masked_models_are_differentiated_at_their_mask():
     model = tiny("bert")
     prompt = "the cat <mask> on the mat"

@@ -98,11 +98,14 @@ def capture(
     patterns = AttentionWeights(transformer, _blocks(transformer, attention))
     arguments = prepare(transformer.model, as_inputs(transformer, inputs))
     arguments, order = laid_out(transformer.model, arguments)
+    is_inference = torch.is_inference_mode_enabled() and gradients is None
+    arguments = arguments if gradients is None else _made_outside_inference_mode(arguments)
     every = {*sites, *head_sites}
     stop = None if logits or gradients is not None else max(patterns.blocks, default=0)
     reader = _Reader(transformer, chosen, every, keep, order, stop, gradients is not None)
     bound = None if gradients is None else Bound.of(transformer, gradients)
     with (
+        torch.inference_mode(is_inference),
         patterns.recorded(),
         tapped(transformer.model, reader.taps()),
         torch.set_grad_enabled(bound is not None),
@@ -124,6 +127,15 @@ def capture(
             if place not in sites:
                 del one.sites[place]
     return captured
+
+
+def _made_outside_inference_mode(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the tensors; those made in that mode cannot take part in gradients."""
+    with torch.inference_mode(False):
+        return {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in arguments.items()
+        }
 
 
 def _blocks(transformer: "Transformer", chosen: bool | Collection[int]) -> list[int]:
