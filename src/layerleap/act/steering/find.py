@@ -110,7 +110,13 @@ def direction(
         (coordinates[0], coordinates[1]),
         auc,
         [
-            {"layer": n, "auc": own.pop("value"), **own, "norm": float(lengths[n])}
+            {
+                "layer": n,
+                "auc": own.pop("value"),
+                **own,
+                "norm": float(lengths[n]),
+                "state_length": float(norms[n]),
+            }
             for n in range(transformer.n_layers + 1)
             for own in [dict(per_layer.interval(n))]
         ],
