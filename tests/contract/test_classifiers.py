@@ -15,6 +15,7 @@ from layerleap.errors import BadSettings
 from layerleap.lens.lens import Lens
 from layerleap.lens.scores import score
 from layerleap.models.discovery.compare import row_gap as gap
+from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
@@ -31,6 +32,25 @@ def classifier(name: str) -> Transformer:
     kind = "next-token" if name.startswith(("gpt2", "llama")) else "masked-token"
     changes = LABELS if not name.startswith("roberta") else {**LABELS, "pad_token_id": 0}
     return Transformer.wrap(build(name, **changes), tokenizer(kind), name=f"tiny-{name}")
+
+
+def test_the_gradient_by_a_pooled_row_is_that_of_moving_the_mean_state():
+    transformer = Transformer.wrap(build("beit").double(), check=False)
+    inputs, last = probe(transformer.model, rows=2, seed=4), transformer.n_layers
+
+    def metric(logits):
+        return logits[:, 1] - logits[:, 0]
+
+    whole = transformer.capture(inputs, layers=[last], gradients=metric)
+    keep = transformer.pooled(torch.ones(whole.states[last].shape[:2]))
+    read = transformer.capture(inputs, layers=[last], keep=keep, gradients=metric)
+    own = read.gradients.states[last]
+    torch.testing.assert_close(own, (whole.gradients.states[last] * keep[..., None]).sum(1))
+    along = torch.linspace(-1, 1, transformer.d_model, dtype=torch.float64)
+    up, down = (
+        metric(transformer.logits(read.states[last] + step * along)) for step in (1e-3, -1e-3)
+    )
+    torch.testing.assert_close(own @ along, (up - down).double() / 2e-3, rtol=2e-2, atol=2e-3)
 
 
 @pytest.fixture(scope="module")

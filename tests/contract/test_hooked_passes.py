@@ -1,5 +1,6 @@
 """What the user did to a model holds in every pass: states, readings, recordings, facts, banks."""
 
+import contextlib
 import threading
 import warnings
 from functools import partial
@@ -10,12 +11,14 @@ import torch
 import layerleap as ll
 from families import build
 from layerleap.act.debug.debugger import Debugger
+from layerleap.act.edits.places import site_named
 from layerleap.errors import HookedModelWarning, ModelRefused
 from layerleap.lens.lens import Lens
 from layerleap.maps import fit as fit_module
 from layerleap.maps.fit import default_bank, find_bank
 from layerleap.models.hooks.foreign import foreign_code, unhooked
 from layerleap.models.hooks.recording import record
+from layerleap.models.metric import Bound
 from layerleap.models.prefix import shared_prefix
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
@@ -35,6 +38,10 @@ def shift(_, args, output, by=1.5):
 
 def double(_, args, output):
     return output * 2
+
+
+def halve(_, args, output):
+    return (output[0] * 0.5, *output[1:]) if isinstance(output, tuple) else output * 0.5
 
 
 def only_the_last(_, args, output):
@@ -177,11 +184,49 @@ def test_edits_act_inside_a_module_and_hooks_around_it():
 
     block.register_forward_pre_hook(before)
     block.register_forward_hook(double)
-    patch = ll.edits.PatchState(2, torch.full((24,), 3.0), 1)
-    with transformer.edit(patch):
+    clamp = ll.edits.ClampAlong(2, torch.eye(24)[0], low=3.0, high=3.0)
+    patch = ll.edits.PatchState(2, torch.full((24,), 5.0), 1)
+    with transformer.edit(clamp, patch):
         h = transformer.capture({"input_ids": IDS}).states[2]
     assert order == ["pre-hook"]
-    assert torch.equal(h[0, 1], torch.full((24,), 6.0))  # patched, then doubled
+    torch.testing.assert_close(h[0, 0, 0], torch.tensor(6.0))  # clamped, then doubled
+    assert torch.equal(h[0, 1], torch.full((24,), 5.0))  # doubled, then patched
+
+
+@pytest.mark.parametrize("name", FAMILIES[:-1])  # BERT's metric looks at a mask token
+def test_patches_and_gradients_are_those_of_what_is_captured_when_a_part_is_hooked(name):
+    transformer = Transformer.wrap(build(name).double(), tokenizer(), check=False)
+    site, keep = site_named(transformer, 2, "attn"), range(IDS.shape[1])
+    with contextlib.ExitStack() as undo:
+        for module in (transformer.block(2), transformer.site_module(2, site)):
+            undo.callback(module.register_forward_hook(halve).remove)
+        read = transformer.capture(
+            {"input_ids": IDS},
+            sites=[(2, site)],
+            gradients=Bound(transformer, lambda logits: logits[:, -1, 4]),
+        )
+        values, grads = read.sites[2, site][0], read.gradients.sites[2, site][0]
+        plain = transformer.capture({"input_ids": IDS}, sites=[(2, site)])
+        assert torch.allclose(plain.states[2], read.states[2])
+        for state, patch in (
+            (plain.states[2][0], partial(ll.edits.PatchState, 2)),
+            (plain.sites[2, site][0], partial(ll.edits.PatchSite, 2, "attn")),
+        ):
+            with transformer.edit(patch(state, keep)):
+                again = transformer.capture({"input_ids": IDS})
+            assert all(torch.equal(again.states[n], plain.states[n]) for n in range(4))
+        along = torch.linspace(-1, 1, 24, dtype=torch.float64)
+        at = IDS.shape[1] - 2
+        for patch, own, grad in (
+            (partial(ll.edits.PatchState, 2), read.states[2][0], read.gradients.states[2][0]),
+            (partial(ll.edits.PatchSite, 2, "attn"), values, grads),
+        ):
+            ends = []
+            for sign in (1, -1):
+                with transformer.edit(patch(own[at] + sign * 1e-3 * along, at)):
+                    ends.append(logits(transformer.model)[0, -1])
+            slope = (ends[0] - ends[1])[4] / 2e-3
+            torch.testing.assert_close(grad[at] @ along, slope, rtol=2e-2, atol=2e-3)
 
 
 def test_several_texts_are_read_as_each_alone_when_a_hook_looks_for_the_last_position():

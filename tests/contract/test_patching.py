@@ -5,7 +5,7 @@ import torch
 
 from edit_cases import EXPERTS, foreign, inputs, logits, recording, traces, wrapped
 from families import ALL, NEXT_TOKEN
-from layerleap.act.edits import PatchState
+from layerleap.act.edits import AddVector, PatchState
 from layerleap.act.edits.patch import run_patched
 from layerleap.errors import BadSettings
 from layerleap.models.discovery.compare import row_gap as gap
@@ -158,3 +158,18 @@ def test_positions_that_do_not_exist_are_refused():
         PatchState(1, one.repeat(2, 1), [5, 5], [0, 0])
     with pytest.raises(BadSettings, match="same position"):
         PatchState(1, one.repeat(2, 1), [5, 5])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_edits_of_every_layer_act_once_when_a_recorded_pass_runs_again(name):
+    model = wrapped(name)
+    vector = torch.linspace(-1, 1, model.d_model, dtype=torch.float64)
+    for edited in range(4):
+        with model.edit(AddVector(edited, vector)):
+            own = record(model, inputs(name))
+            for start in range(3):
+                assert torch.equal(own.run(own.states[start], start), own.states[3])
+            patched = dict(run_patched(own, [PatchState(0, own.states[0][0, 0], 0, 0)]))
+            assert torch.equal(patched[3], own.states[3])
+            with model.edit(AddVector(0, vector)):  # a later one is not in the recorded state
+                assert gap(own.run(own.states[0], 0, 1), own.states[1]) > 1e-6

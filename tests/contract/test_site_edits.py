@@ -204,6 +204,17 @@ def test_the_mean_head_gives_its_mean_over_real_positions_of_the_prompts():
     assert report[0].positions == 3
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_the_mask_of_an_encoder_says_nothing_of_the_positions_of_its_decoder(name):
+    model = wrapped(name)
+    ids = torch.tensor([[5, 9, 7, 8, 11], [6, 4, 12, 0, 0]])
+    over = {"input_ids": ids, "attention_mask": ids.ne(0).long(), "decoder_input_ids": ids[:, :3]}
+    mean = model.capture(over, layers=[], heads=[2]).heads[2][:, :, 1].mean((0, 1))
+    with model.edit(MeanHead(2, 1, over=over)):
+        after = model.capture(inputs(name), layers=[], heads=[2]).heads[2][:, :, 1]
+    torch.testing.assert_close(after, mean.expand_as(after))
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name not in OWN_ATTENTION])
 def test_attention_weights_sum_to_one_and_make_what_the_heads_give(name):
     model = wrapped(name)
@@ -224,6 +235,15 @@ def test_attention_weights_sum_to_one_and_make_what_the_heads_give(name):
         assert not (
             of_real * (1 - real.double()).repeat_interleave(real.sum(1).long(), 0)[:, None]
         ).any()
+
+
+def test_attention_of_a_shared_block_is_told_apart_by_layer():
+    model = wrapped("albert")
+    every = model.capture(inputs("albert"), layers=[], attention=True).attention
+    assert not torch.equal(every[1], every[3])
+    for blocks in ([3], [2], [1, 3]):
+        some = model.capture(inputs("albert"), layers=[], attention=blocks).attention
+        assert all(torch.equal(some[block], every[block]) for block in blocks)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "t5"])
@@ -285,6 +305,16 @@ def test_gradients_are_those_of_finite_differences(name):
     if chosen:
         assert read.gradients.heads[2].shape == read.heads[2].shape
     assert not any(parameter.grad is not None for parameter in model.model.parameters())
+
+
+def test_gradients_are_the_same_in_inference_mode():
+    model, prompt = tiny("gpt2"), "the cat sat"
+    outside = model.capture(prompt, heads=True, gradients=logit("sat"))
+    with torch.inference_mode():
+        inside = model.capture(prompt, heads=True, gradients=logit("sat"))
+    for layer, gradient in outside.gradients.states.items():
+        assert torch.equal(inside.gradients.states[layer], gradient)
+        assert not inside.states[layer].is_inference()
 
 
 def test_masked_models_are_differentiated_at_their_mask():

@@ -133,6 +133,18 @@ def without_padding(transformer: "Transformer", ids: list[int]) -> list[int]:
     return ids[:n]
 
 
+def real_positions(
+    transformer: "Transformer", arguments: Mapping[str, Any], shape: Sequence[int]
+) -> Tensor:
+    """(batch, pos) True at the positions of the stream that are not padding, on the CPU.
+
+    The stream of an encoder-decoder is that of its decoder; a mask of the encoder says nothing.
+    """
+    prefix = "decoder_" if transformer.model.config.is_encoder_decoder else ""
+    mask = arguments.get(f"{prefix}attention_mask")
+    return mask.bool().cpu() if isinstance(mask, Tensor) else torch.ones(*shape[:2]).bool()
+
+
 def padding_id(transformer: "Transformer") -> int:
     """The id to pad with: the model's own, since some heads look for it, or the tokenizer's."""
     owners = (transformer.model.config.get_text_config(), transformer.tokenizer)

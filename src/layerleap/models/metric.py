@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
+from layerleap.models.inputs import real_positions
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -70,10 +71,7 @@ class Bound:
         They are the last ones of a text; the mask tokens of a masked model; what a head pools.
         """
         transformer = self.transformer
-        decoder = "decoder_" if transformer.model.config.is_encoder_decoder else ""
-        mask = arguments.get(f"{decoder}attention_mask")
-        real = torch.ones(shape) if not isinstance(mask, Tensor) else mask
-        real = real.bool().cpu()
+        real = real_positions(transformer, arguments, shape)
         if transformer.pooling is not None:
             return transformer.pooled(real)
         if transformer.kind == "masked-token":

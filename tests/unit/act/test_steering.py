@@ -129,11 +129,19 @@ def test_a_direction_of_another_model_or_width_is_refused(found):
         pass
 
 
-def test_a_strength_in_states_is_the_mean_length_of_states(model, found):
+def test_a_strength_in_states_is_the_mean_length_of_states_at_the_layer_of_the_edit(model, found):
+    other = torch.cat([states(model, one, 1) for one in (POSITIVE, NEGATIVE)]).norm(dim=1).mean()
+    with model.edit(ll.edits.AddVector(1, found, 0.5, "state")):
+        after = model.capture("the cat sat", layers=[1]).states[1]
+    moved = (after - model.capture("the cat sat", layers=[1]).states[1]).norm(dim=-1)
+    torch.testing.assert_close(
+        moved, (0.5 * other).to(moved).expand_as(moved), rtol=1e-4, atol=1e-5
+    )
     with model.edit(ll.edits.AddVector(2, found, 0.5, "state")):
         after = model.capture("the cat sat", layers=[2]).states[2]
     before = model.capture("the cat sat", layers=[2]).states[2]
     mean_length = float(found.vector.norm()) / found.norm
+    assert found.state_length(found.layer) == pytest.approx(mean_length)
     lengths = (after - before).norm(dim=-1)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 0.5 * mean_length))
 

@@ -17,7 +17,7 @@ from layerleap.act.edits.places import RowEdit, head_place
 from layerleap.errors import BadSettings
 from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import Change
-from layerleap.models.inputs import as_inputs
+from layerleap.models.inputs import as_inputs, real_positions
 from layerleap.models.transformer import Transformer
 
 # What heads give on average is measured here by default: plain sentences on unlike matters.
@@ -123,7 +123,6 @@ class MeanHead(HeadEdit):
         inputs = as_inputs(transformer, given)
         captured = capture(transformer, inputs, layers=[], heads=[self.block])
         gives = captured.heads[self.block][:, :, self.head]
-        mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
-        real = torch.ones(gives.shape[:2]) if mask is None else mask
-        mean = gives[real.bool().to(gives.device)].double().mean(0)
+        real = real_positions(transformer, inputs, gives.shape)
+        mean = gives[real.to(gives.device)].double().mean(0)
         return lambda rows: mean.to(rows.device, rows.dtype).expand_as(rows)

@@ -107,7 +107,9 @@ class Patch(Edit):
     def _change(
         self, block: int, module: nn.Module, side: Side, columns: slice | list[int] = slice(None)
     ) -> list[Change]:
-        return [Change(block, module, side, partial(self._put, columns))]
+        # After hooks of others: `capture` reads there what is put in here.
+        outermost = "last" if side == "out" else side
+        return [Change(block, module, outermost, partial(self._put, columns))]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

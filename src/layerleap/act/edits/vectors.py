@@ -69,8 +69,9 @@ class VectorEdit(RowEdit):
 class AddVector(VectorEdit):
     """Add `factor` times a vector to h[layer]: steering.
 
-    With unit="state" the vector is first given the mean length of the states that it was found
-    among, so that a factor means the same at other layers; only a `Direction` knows that length.
+    With unit="state" the vector is first given the mean length of the states of h[layer], so that
+    a factor means the same at every layer; only a `Direction` knows that length, from the prompts
+    that it was found with.
 
         with model.edit(ll.edits.AddVector(15, direction, 2.0)):
             print(ll.generate(model, "I think that"))
@@ -87,7 +88,7 @@ class AddVector(VectorEdit):
     def _new(self, rows: Tensor) -> Tensor:
         factor = self.factor
         if self.unit == "state" and isinstance(self.vector, Direction):
-            factor = factor / self.vector.norm
+            factor = factor * self.vector.state_length(self.layer) / float(self._vector.norm())
         wide = torch.promote_types(rows.dtype, torch.float32)
         return rows + (factor * self._vector.to(rows.device, wide)).to(rows.dtype)
 

@@ -21,7 +21,7 @@ from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite
 from layerleap.lens.intervals import SHARE, ends
 from layerleap.lens.vocabulary.ends import Scored, vector_ends
 from layerleap.models.hooks.capture import check_layer
-from layerleap.models.inputs import as_inputs
+from layerleap.models.inputs import as_inputs, real_positions
 from layerleap.models.prompts import several
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights.norms import fold_writer
@@ -110,7 +110,13 @@ def direction(
         (coordinates[0], coordinates[1]),
         auc,
         [
-            {"layer": n, "auc": own.pop("value"), **own, "norm": float(lengths[n])}
+            {
+                "layer": n,
+                "auc": own.pop("value"),
+                **own,
+                "norm": float(lengths[n]),
+                "state_length": float(norms[n]),
+            }
             for n in range(transformer.n_layers + 1)
             for own in [dict(per_layer.interval(n))]
         ],
@@ -175,8 +181,7 @@ def _states(
             inputs = as_inputs(transformer, given)
             states = transformer.capture(inputs).states
             h = torch.stack([states[layer].float().cpu() for layer in sorted(states)])
-            mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
-            real = torch.ones(h.shape[1:3]) if mask is None else mask.cpu()
+            real = real_positions(transformer, inputs, h.shape[1:]).long()
             last = (real * torch.arange(1, real.shape[1] + 1)).argmax(1)
             if at == "last":
                 parts.append(h[:, torch.arange(len(last)), last])

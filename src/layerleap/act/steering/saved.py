@@ -58,7 +58,7 @@ class Direction(Result):
     norm: float
     ends: tuple[float, float]
     auc: Mapping[str, float | None]  # value, low, high
-    layers: Sequence[Row]  # AUC and norm at every layer
+    layers: Sequence[Row]  # AUC, norm and mean length of states at every layer
     promoted: Sequence[Row]  # tokens, each with its score
     suppressed: Sequence[Row]
     counts: tuple[int, int]  # of positive and of negative prompts
@@ -71,6 +71,10 @@ class Direction(Result):
     def notes(self) -> Sequence[str]:
         """What limits it, a sentence each."""
         return self.remarks
+
+    def state_length(self, layer: int) -> float:
+        """The mean length of the states of h[layer] that it was found among."""
+        return float(self.layers[layer]["state_length"])
 
     def check_model(self, transformer: Transformer) -> None:
         """Raise `WrongModel` unless it was found in exactly this model."""

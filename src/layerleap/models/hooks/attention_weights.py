@@ -29,14 +29,14 @@ class AttentionWeights:
     def __init__(self, transformer: "Transformer", blocks: Collection[int]) -> None:
         self.transformer, self.blocks = transformer, sorted(blocks)
         self._weights: dict[int, Tensor] = {}
-        self._of_module: dict[nn.Module, list[int]] = {}  # a shared block runs once per layer
+        self._to_run: dict[nn.Module, list[int]] = {}  # a shared block runs once per layer
         for block in self.blocks:
             anatomy = transformer.known_anatomy(block, "its attention cannot be read")
             root = attention_root(anatomy.sites["attn.out"].path)
             path = transformer.blocks[block - 1]
             own = transformer.model.get_submodule(f"{path}.{root}" if root else path)
-            for module in own.modules():
-                self._of_module.setdefault(module, []).append(block)
+            runs = [n for n, other in enumerate(transformer.blocks, 1) if other == path]
+            self._to_run |= {module: list(runs) for module in own.modules()}
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -58,11 +58,12 @@ class AttentionWeights:
         **options: Any,
     ) -> tuple[Any, Any]:
         """As `function`; queries and keys are (batch, head, pos, width)."""
-        waiting = [b for b in self._of_module.get(module, ()) if b not in self._weights]
-        if waiting:
+        runs = self._to_run.get(module)
+        block = runs.pop(0) if runs else None
+        if block is not None and block in self.blocks:
             with torch.no_grad():
                 weights, _ = function(module, query, key, unit_values(value), *args, **options)
-            self._weights[waiting[0]] = weights.reshape(*weights.shape[:2], -1, key.shape[2])
+            self._weights[block] = weights.reshape(*weights.shape[:2], -1, key.shape[2])
         return function(module, query, key, value, *args, **options)
 
     def rows(self, order: Order | None, keep: Tensor | None) -> dict[int, Tensor]:

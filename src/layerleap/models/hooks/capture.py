@@ -77,7 +77,8 @@ def capture(
         sites: pairs (block, site), blocks counted from 1: block b makes h[b]. A site is a name, or
             a `Site` for any module of the block.
         keep: boolean (batch, pos): the positions to gather, in row-major order; where the head
-            pools positions, those that it pools, which make one row per text.
+            pools positions, those that it pools, which make one row per text (attention weights
+            have one row per position all the same).
         logits: also run the tail. Without it the pass ends after the last block needed.
         heads: the blocks whose heads to read; all when True.
         attention: the blocks whose attention weights to read; all when True.
@@ -97,11 +98,14 @@ def capture(
     patterns = AttentionWeights(transformer, _blocks(transformer, attention))
     arguments = prepare(transformer.model, as_inputs(transformer, inputs))
     arguments, order = laid_out(transformer.model, arguments)
+    is_inference = torch.is_inference_mode_enabled() and gradients is None
+    arguments = arguments if gradients is None else _made_outside_inference_mode(arguments)
     every = {*sites, *head_sites}
     stop = None if logits or gradients is not None else max(patterns.blocks, default=0)
     reader = _Reader(transformer, chosen, every, keep, order, stop, gradients is not None)
     bound = None if gradients is None else Bound.of(transformer, gradients)
     with (
+        torch.inference_mode(is_inference),
         patterns.recorded(),
         tapped(transformer.model, reader.taps()),
         torch.set_grad_enabled(bound is not None),
@@ -123,6 +127,15 @@ def capture(
             if place not in sites:
                 del one.sites[place]
     return captured
+
+
+def _made_outside_inference_mode(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the tensors; those made in that mode cannot take part in gradients."""
+    with torch.inference_mode(False):
+        return {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in arguments.items()
+        }
 
 
 def _blocks(transformer: "Transformer", chosen: bool | Collection[int]) -> list[int]:
@@ -209,7 +222,7 @@ class _Reader:
 
         if self.with_gradients:
             is_input = side == "in"
-            return Tap(change_input=change_input) if is_input else Tap(change_output=change_output)
+            return Tap(change_input=change_input) if is_input else Tap(change_last=change_output)
         if side == "in":
             return Tap(see_input=lambda args, kwargs: _ignored(see(state_taken(args, kwargs))))
         return Tap(see_output=lambda output: _ignored(see(state_given(output))))
@@ -255,6 +268,9 @@ class _Reader:
         found = self.captured.gradients = Capture()
         for place, own, grad in zip(places, values, grads, strict=True):
             rows = self._rows(torch.zeros_like(own) if grad is None else grad)
+            if self.keep is not None and self.transformer.row_kind == "mean":
+                n = self.keep.sum(1)  # moving the mean state moves each of the n that are pooled
+                rows = rows * n[n > 0].to(rows.device)[:, None]
             if isinstance(place, tuple):
                 found.sites[place] = rows
             else:

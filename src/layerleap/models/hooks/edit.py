@@ -28,6 +28,7 @@ from layerleap.models.discovery.trace import (
     with_state,
 )
 from layerleap.models.hooks.attention import AttentionFunction, attention_chosen_by
+from layerleap.models.hooks.foreign import HOOK, foreign_code
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, Tap, hooks_of, tapped
 from layerleap.models.hooks.rows import ModelPass, PassRows, Prompt
 
@@ -42,6 +43,7 @@ class Change:
     in, out     `function(values, rows)` gets what the module takes or gives as (row, width), and
                 a function that tells which `Rows` they are; it returns the new values and how many
                 rows it changed
+    last        like out, but after the forward hooks of others: what they would change is replaced
     instead     `function` is called instead of the module's forward
     compute     `function(forward, *args, **kwargs)` computes what the module's forward would, in
                 another way; what it takes is changed by other edits as usual
@@ -52,7 +54,7 @@ class Change:
 
     block: int  # 1 to n_layers; tells apart the layers of a shared block
     module: nn.Module
-    side: Literal["in", "out", "instead", "compute", "attention", "weights"]
+    side: Literal["in", "out", "last", "instead", "compute", "attention", "weights"]
     function: Callable[..., Any]
     # Called with the cache, or None, before every pass of the model; may refuse it.
     begin: Callable[[Any], None] | None = None
@@ -172,7 +174,7 @@ class EditedModel:
     def __init__(self, transformer: "Transformer") -> None:
         self.transformer, self.thread = transformer, get_ident()
         self.is_suspended = False
-        self._edits: list[Edit] = []
+        self._applied: list[Applied] = []
         self._begin: list[Callable[[Any], None]] = []
         self._pass: PassRows | None = None
         self._number = 0  # of the pass
@@ -212,8 +214,8 @@ class EditedModel:
         ]
         attention = [(a, c) for a, own in pairs for c in own if c.side == "attention"]
         with ExitStack() as undo:
-            undo.callback(self._edits.__delitem__, slice(len(self._edits), None))
-            self._edits += [applied.edit for applied in report]
+            undo.callback(self._applied.__delitem__, slice(len(self._applied), None))
+            self._applied += report
             undo.callback(self._begin.__delitem__, slice(len(self._begin), None))
             self._begin += [c.begin for own in changes for c in own if c.begin is not None]
             undo.enter_context(tapped(self.transformer.model, taps))
@@ -221,10 +223,16 @@ class EditedModel:
                 undo.enter_context(attention_chosen_by(partial(self._attend, attention)))
             yield
 
+    @property
+    def in_force(self) -> tuple[Applied, ...]:
+        """The edits that act now."""
+        return () if self.is_suspended else tuple(self._applied)
+
     @contextmanager
     def running(self, current: PassRows) -> Iterator[None]:
         """Say which pass is running."""
-        if current.is_cached and (skipping := [e for e in self._edits if e.skips_cache]):
+        skipping = [one.edit for one in self._applied if one.edit.skips_cache]
+        if current.is_cached and skipping:
             raise BadSettings(
                 f"{skipping[0]} does not compute the keys and values of all blocks, so a pass with "
                 "a cache would be wrong; run without one (use_cache=False)"
@@ -273,7 +281,8 @@ class EditedModel:
         if not model.config.is_encoder_decoder:
             # With a cache it may be given new tokens only, but then the mask has all of them.
             return Prompt(texts, max((value.shape[1] for value in given), default=1))
-        if after := [e for e in self._edits if getattr(e, "positions", None) == "generated"]:
+        edits = [one.edit for one in self._applied]
+        if after := [e for e in edits if getattr(e, "positions", None) == "generated"]:
             raise BadSettings(
                 f"{after[0]} cannot be used with {type(model).__name__}: the decoder of an "
                 "encoder-decoder has no prompt of known length; name the positions by number"
@@ -304,6 +313,12 @@ class EditedModel:
             return Tap(change_input=partial(self._change_input, applied, change))
         if change.side == "out":
             return Tap(change_output=partial(self._change_output, applied, change))
+        if change.side == "last":
+            # Without hooks of others, edits of one module act in the order given.
+            code = foreign_code(self.transformer.model, [("", change.module)])
+            is_hooked = any(one.kind == HOOK for one in code)
+            change_output = partial(self._change_output, applied, change)
+            return Tap(**{"change_last" if is_hooked else "change_output": change_output})
         if change.side == "compute":
             own = hooks_of(self.transformer.model).original(change.module)
             return Tap(forward=partial(self._compute, change, own))
@@ -327,10 +342,16 @@ class EditedModel:
     def _change_input(
         self, applied: Applied, change: Change, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs]:
-        if not self._acts(change):
+        if not self._acts(change) or (change.module is self._first and self._has_it(applied)):
             return args, kwargs
         place, value = required_state(args, kwargs)
         return with_state(args, kwargs, place, self._changed(applied, change, value))
+
+    def _has_it(self, applied: Applied) -> bool:
+        """True if the state that enters block 1 was recorded with this edit."""
+        return isinstance(self._pass, ModelPass) and any(
+            one is applied for one in self._pass.in_force
+        )
 
     def _change_output(self, applied: Applied, change: Change, output: Any) -> Any:
         if not self._acts(change):

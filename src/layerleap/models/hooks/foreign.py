@@ -23,8 +23,8 @@ from layerleap.models.hooks.forward import Forward, code_of, hooks_of
 IGNORED = ("accelerate", "transformers", "layerleap")
 TRACKERS = ("torch.utils.module_tracker", "torch.distributed._tools.mod_tracker")  # only look on
 NEEDED = ("torch", "deepspeed", "peft")  # theirs hold a model's weights together
-PRE_HOOK = "forward pre-hook"
-KINDS = {"_forward_pre_hooks": PRE_HOOK, "_forward_hooks": "forward hook"}
+PRE_HOOK, HOOK = "forward pre-hook", "forward hook"
+KINDS = {"_forward_pre_hooks": PRE_HOOK, "_forward_hooks": HOOK}
 # They call what they wrap under another mode: without gradients, or compiled.
 WRAPPERS = ("torch._dynamo", "torch.utils._contextlib")
 NAMED = 3  # modules that a message names

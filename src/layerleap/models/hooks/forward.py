@@ -9,10 +9,10 @@ the same model wait. Plain calls on other threads neither wait nor notice. A tap
     change_input -> see_input -> forward (or `replace`) -> change_output -> see_output
 
 inside `around`, and all of this after pre-hooks and before forward hooks of others; only
-`see_output` comes after these. With other `parameters`, forward runs on a copy of the module that
-has them, and the module itself keeps its own. So observers see values after all edits, in whatever
-order the two were set up. Nothing is stored on the model, so locks and taps are never copied or
-pickled with it.
+`change_last` and `see_output` come after these. With other `parameters`, forward runs on a copy of
+the module that has them, and the module itself keeps its own. So observers see values after all
+edits, in whatever order the two were set up. Nothing is stored on the model, so locks and taps are
+never copied or pickled with it.
 """
 
 import sys
@@ -47,6 +47,7 @@ class Tap:
     see_output: Callable[[Any], None] | None = None
     change_input: Callable[[Args, Kwargs], tuple[Args, Kwargs]] | None = None
     change_output: Callable[[Any], Any] | None = None
+    change_last: Callable[[Any], Any] | None = None  # after the forward hooks of others
     # What to run instead of forward in this call, or None; the tap set last decides first.
     replace: Callable[[], Forward | None] | None = None
     # Called as around(forward, args, kwargs); the tap set last is the outermost.
@@ -78,20 +79,21 @@ class _TappedModule:
         # accelerate keeps a forward in the instance, which has to come back.
         self.instance_forward = module.__dict__.get("forward")
         self.original: Forward = module.forward
-        self.taps: dict[Tap, RemovableHandle | None] = {}
+        self.taps: dict[Tap, list[RemovableHandle]] = {}
         self._reweighted: tuple[list[Tap], Forward | None] = [], None
 
     def add(self, tap: Tap) -> None:
-        self.taps[tap] = None
-        if (see := tap.see_output) is not None:
-            # A hook, not part of forward: hooks of others may change the output first.
-            self.taps[tap] = self.module.register_forward_hook(_on_this_thread(see))
+        # Hooks, not part of forward: hooks of others may change the output first.
+        self.taps[tap] = [
+            self.module.register_forward_hook(_on_this_thread(function))
+            for function in (tap.change_last, tap.see_output)
+            if function is not None
+        ]
         if tap.is_inside:
             self._install()
 
     def remove(self, tap: Tap) -> None:
-        handle = self.taps.pop(tap, None)
-        if handle is not None:
+        for handle in self.taps.pop(tap, ()):
             handle.remove()
         if tap.is_inside:
             self._install()
@@ -141,12 +143,11 @@ def _reweighted(module: nn.Module, taps: list[Tap]) -> Forward:
     return shadow.forward
 
 
-def _on_this_thread(see: Callable[[Any], None]) -> Callable[..., None]:
+def _on_this_thread(function: Callable[[Any], Any]) -> Callable[..., Any]:
     thread = get_ident()
 
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if get_ident() == thread:
-            see(output)
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return function(output) if get_ident() == thread else None
 
     return hook
 

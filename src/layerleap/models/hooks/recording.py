@@ -68,7 +68,8 @@ class Recording(ShortRepr):
 
         The blocks get the masks and positions that were recorded, so `h` is usually of the same
         (batch, pos); with h = states[start] the result is states[stop], bit-identical. Edits in
-        force apply.
+        force apply, but those of h[0] only if they came after the recording: states[0] has the
+        others in it.
         """
         last = len(self.calls)
         stop = last if stop is None else stop
@@ -150,5 +151,10 @@ def record(transformer: Transformer, inputs: Any, *, logits: bool = False) -> Re
     with tapped(model, taps):
         captured = capture(transformer, inputs, logits=logits)
     states = tuple(captured.states[layer] for layer in range(transformer.n_layers + 1))
-    origin = replace(ModelPass.of(model, arguments, None), shape=tuple(states[0].shape[:2]))
+    edited = edits_in_force(model)
+    origin = replace(
+        ModelPass.of(model, arguments, None),
+        shape=tuple(states[0].shape[:2]),
+        in_force=() if edited is None else edited.in_force,
+    )
     return Recording(transformer, states, tuple(calls), origin, captured.logits, order)

@@ -101,6 +101,8 @@ class ModelPass:
     is_cached: bool = False
     block: int = 0
     shape: tuple[int, ...] = ()  # (batch, pos) of the states, known from the first block on
+    # The edits that h[0] has in it already, if a recorded pass is run again.
+    in_force: tuple[Any, ...] = ()
 
     @classmethod
     def of(
