@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings
 from layerleap.lens.lens import Lens
 from layerleap.lens.vocabulary.tokens import token_label
 from layerleap.models.inputs import as_inputs, padded, without_padding
 from layerleap.models.prompts import encode, several
 from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import longest_input
+from layerleap.stream.examples import require_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,8 @@ class OneInput:
             known = [-1] * transformer.capture(inputs, layers=[0]).states[0].shape[1]
             tokens = tuple(f"p{place}" for place in range(len(known)))
         n, own = len(tokens), Lens(transformer).positions(known)
-        if n > (limit := longest_input(transformer)) and ids is not None:
-            raise BadText(f"the text has {n} tokens; this model reads at most {limit}")
+        if ids is not None:
+            require_length(transformer, n)
         place = own[-1] if position is None else position
         if not -n <= place < n:
             raise BadSettings(f"position {place} does not exist: the text has {n} tokens")
