@@ -99,6 +99,7 @@ def steering_cost(
     """
     if random < 1 or not factors:
         raise BadSettings(f"factors {list(factors)} and random {random}; expected one or more")
+    transformer.require_eval()
     direction.check_model(transformer)
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(random, transformer.d_model, generator=generator)
