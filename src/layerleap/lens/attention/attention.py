@@ -35,7 +35,8 @@ class Attention(Result):
     """The attention of heads to one input.
 
     weights  by block, (head, query, key): rows sum to 1, less what a sink takes
-    sizes    by block, (head, key): the length of what a head writes if it takes one value whole
+    sizes    by block, (head, key): the length of what a head writes into the stream if it takes one
+             value whole; a norm after attention counts with its gain, but not the common factor
     """
 
     KIND: ClassVar[str] = "attention"
@@ -201,6 +202,7 @@ def attention(
         position: measure attention from this position only, negative from the end; by default,
             means over all positions but the first.
     """
+    transformer.require_eval()
     transformer.refresh()
     last = transformer.n_layers
     check_number("block", 1 if block is None else block, 1, last)
@@ -217,11 +219,11 @@ def attention(
     sizes, notes = {}, []
     for number, one in found.items():
         try:
-            outputs = wide(heads(transformer, number).outputs.of(transformer)).cpu()
+            writers = wide(heads(transformer, number).rows(transformer, "attn.o")).cpu()
         except ModelRefused as error:
             notes = [f"values have no size: {error}"]
             continue
-        written = outputs.T.unflatten(0, (n_heads, -1))
+        written = writers.unflatten(0, (n_heads, -1))
         sizes[number] = (one.values @ written.to(one.values.dtype)).norm(dim=-1)
     return Attention(
         given.tokens,

@@ -129,6 +129,7 @@ def heads(
     model = transformer.model
     if model.main_input_name != READ[0]:
         raise ModelRefused(f"{transformer.identity.name} reads no text that could be repeated")
+    transformer.require_eval()
     transformer.refresh()
     blocks = list(range(1, transformer.n_layers + 1))
     rows, start = [], _start(transformer)
