@@ -55,7 +55,10 @@ class Removal:
 
     @torch.no_grad()
     def measure(self, text: Any, n_texts: int, progress: Progress) -> str:
-        """Take means over a text, without the first token of each; how many rows, in words."""
+        """Take means over a text, without the first token of each; how many rows, in words.
+
+        The edit MeanHead differs: a few sentences by default, first tokens included.
+        """
         transformer = self.transformer
         sampling = Sampling(positions="one" if transformer.kind == "masked-token" else "all")
         source, sampling = resolve_text(transformer, text, sampling, progress, n_generated=n_texts)
