@@ -115,9 +115,9 @@ def direction(
         (coordinates[0], coordinates[1]),
         auc,
         [
-            {"layer": n, "auc": own.pop("value"), **own, "norm": float(lengths[n])}
+            {"layer": n, "auc": scores.pop("value"), **scores, "norm": float(lengths[n])}
             for n in range(transformer.n_layers + 1)
-            for own in [dict(per_layer.interval(n))]
+            for scores in [dict(per_layer.interval(n))]
         ],
         promoted,
         suppressed,
@@ -226,12 +226,12 @@ def _groups(names: Sequence[Sequence[Hashable]], method: Method) -> tuple[Tensor
         groups, before = numbers[0], None
         while before is None or not torch.equal(groups, before):
             before = groups
-            for own in numbers:  # all prompts of one name take the lowest number among them
-                lowest = torch.full_like(own, len(own)).scatter_reduce(0, own, groups, "amin")
-                groups = lowest[own]
+            for same in numbers:  # prompts of one name all take the lowest number among them
+                lowest = torch.full_like(same, len(same)).scatter_reduce(0, same, groups, "amin")
+                groups = lowest[same]
         numbers = [groups, groups]
-    groups_of = [own.unique(return_inverse=True)[1] for own in numbers]
-    if (least := min(int(own.max()) + 1 for own in groups_of)) < LEAST:
+    groups_of = [one.unique(return_inverse=True)[1] for one in numbers]
+    if (least := min(int(one.max()) + 1 for one in groups_of)) < LEAST:
         what = "pairs that share no prompt" if method == "pca" else "different prompts in a set"
         raise BadText(f"{least} {what}; expected {LEAST} or more, because some are held out")
     return groups_of[0], groups_of[1]
@@ -303,8 +303,8 @@ class _Sets:
                 (groups % folds == fold) == inside for groups in (self.pos_groups, self.neg_groups)
             )
             groups = (
-                own.unique(return_inverse=True)[1]
-                for own in (self.pos_groups[p], self.neg_groups[n])
+                one.unique(return_inverse=True)[1]
+                for one in (self.pos_groups[p], self.neg_groups[n])
             )
             parts.append(_Sets(self.pos[:, p], self.neg[:, n], self.method, *groups))
         return parts[0], parts[1]
@@ -327,10 +327,10 @@ class _Sets:
         neg = torch.full((rows, self.neg.shape[1]), torch.nan, dtype=torch.float64)
         folds = min(FOLDS, *self._n_groups)
         for fold in range(folds):
-            rest, own = self._without(fold, folds)
+            rest, held = self._without(fold, folds)
             vectors = rest.vectors()[:, :, None]
             layers = slice(None) if choose is None else [choose(rest)]
-            p, n = ((one.double() @ vectors)[layers, :, 0] for one in (own.pos, own.neg))
+            p, n = ((one.double() @ vectors)[layers, :, 0] for one in (held.pos, held.neg))
             right = (p[:, :, None] > n[:, None]).double() + (p[:, :, None] == n[:, None]) / 2
             pos[:, self.pos_groups % folds == fold] = right.mean(2)
             neg[:, self.neg_groups % folds == fold] = right.mean(1)

@@ -93,14 +93,14 @@ class Places:
 
     def sites(self) -> list[tuple[int, str | Site]]:
         """All sites that are needed."""
-        found: list[tuple[int, str | Site]] = []
+        sites: list[tuple[int, str | Site]] = []
         for block in self.blocks:
-            found += [(block, site) for site in self.added(block).values()]
+            sites += [(block, site) for site in self.added(block).values()]
             if heads := self.heads.get(block):
-                found += [(block, mixed_site(self.transformer, heads)), (block, "attn.out")]
+                sites += [(block, mixed_site(self.transformer, heads)), (block, "attn.out")]
             if ffn := self.ffns.get(block):
-                found += [(block, ffn.site), (block, "ffn.out")]
-        return list(dict.fromkeys(found))
+                sites += [(block, ffn.site), (block, "ffn.out")]
+        return list(dict.fromkeys(sites))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,14 +164,14 @@ class Contributions:
         inside = (gradient.to(weight.device) @ wide(weight)).reshape(heads.n_heads, -1)
         if pattern := self.patterns.get(block):
             taken = pattern.values.double() @ inside.cpu().double()[:, :, None]
-            own = pattern.weights[:, 0].double() * taken[..., 0]
-            for head, row in enumerate(own.tolist()):
+            by_source = pattern.weights[:, 0].double() * taken[..., 0]
+            for head, row in enumerate(by_source.tolist()):
                 for source, value in enumerate(row):
                     yield Component("attn", block, head, source=source), value
         else:
             mixed = self.captured.sites[block, mixed_site(transformer, heads)].cpu().double()
-            own = (mixed.reshape(inside.shape) * inside.cpu().double()).sum(1)
-            for head, value in enumerate(own.tolist()):
+            by_head = (mixed.reshape(inside.shape) * inside.cpu().double()).sum(1)
+            for head, value in enumerate(by_head.tolist()):
                 yield Component("attn", block, head), value
         constant = shift + self._bias(gradient, heads.outputs.bias(transformer))
         yield from self._constant("attn bias", block, constant)

@@ -43,20 +43,20 @@ class OneInput:
         else:  # only the model knows into how many patches it cuts an image
             known = [-1] * transformer.capture(inputs, layers=[0]).states[0].shape[1]
             tokens = tuple(f"p{place}" for place in range(len(known)))
-        n, own = len(tokens), Lens(transformer).positions(known)
+        n, read = len(tokens), Lens(transformer).positions(known)
         if ids is not None:
             require_length(transformer, n)
-        place = own[-1] if position is None else position
+        place = read[-1] if position is None else position
         if not -n <= place < n:
             raise BadSettings(f"position {place} does not exist: the text has {n} tokens")
         place %= n
-        if transformer.pooling is not None and place not in own:
+        if transformer.pooling is not None and place not in read:
             raise BadSettings(
                 f"{transformer.identity.name} classifies whole inputs, from position "
-                f"{', '.join(map(str, own))}: omit position"
+                f"{', '.join(map(str, read))}: omit position"
             )
         keep = torch.zeros(1, n, dtype=torch.bool)
-        keep[0, own if transformer.pooling is not None else place] = True
+        keep[0, read if transformer.pooling is not None else place] = True
         return cls(inputs, tokens, place, keep)
 
 
