@@ -223,8 +223,8 @@ def _acting(
         return acting
     raise BadSettings(
         f"a state that goes in at layer {last}, the last, changes nothing here, as no block is "
-        f"left to carry it to the target's last token; choose a layer up to {last - 1}, or a "
-        "target that ends in {}"
+        f"left to carry it to the target's last token; choose a layer (or target_layer) up to "
+        f"{last - 1}, or a target that ends in {{}}"
     )
 
 
@@ -262,7 +262,7 @@ def _target(transformer: Transformer, target: str) -> tuple[list[int], int]:
     text = before + PLACEHOLDER + after
     ids, end = encode(transformer, text), len(before) + len(PLACEHOLDER)
     tokenizer = transformer.need_tokenizer()
-    if tokenizer.is_fast:
+    if getattr(tokenizer, "is_fast", False):
         offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         for place, (first, behind) in enumerate(offsets):
             if first < end == behind:
@@ -277,15 +277,16 @@ def _target(transformer: Transformer, target: str) -> tuple[list[int], int]:
 def _greedy(model: Any) -> Iterator[None]:
     """Without the model's own settings, such as a repetition penalty, but for its special tokens.
 
-    An argument of `generate` cannot do this: what it leaves open is taken from the model's own.
+    Arguments of `generate` cannot do this: what they leave open is taken from the model. Inside
+    `transformer.edit`, other threads that decode with the model wait.
     """
-    own = model.generation_config
+    before = model.generation_config
     names = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-    model.generation_config = GenerationConfig(**{name: getattr(own, name) for name in names})
+    model.generation_config = GenerationConfig(**{name: getattr(before, name) for name in names})
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = before
 
 
 def _write(

@@ -98,6 +98,7 @@ def test_a_prompt_that_is_given_several_times_is_never_scored_by_its_own_vector(
         mixed = texts[start:] + texts[:start]
         found = direction(model, mixed[::2] * 5, mixed[1::2] * 5, layer=0, method=method)
         aucs.append(found.auc["value"])
+        assert "The smaller set has 12 prompts" in found.notes[-1]
         assert found.auc["high"] - found.auc["low"] > 0.2  # as wide as 12 prompts are, not 60
     assert sum(aucs) / len(aucs) < 0.7
 

@@ -124,7 +124,7 @@ def direction(
         (len(sets[0]), len(sets[1])),
         transformer.identity.to_dict(),
         transformer.n_layers,
-        [*alike, *remarks, *_few(sets)],
+        [*alike, *remarks, *_few(min(states.n_groups))],
     )
 
 
@@ -159,8 +159,8 @@ def read_prompts(source: str | Path) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _few(sets: Sequence[Sequence[Any]]) -> Iterator[str]:
-    if (least := min(map(len, sets))) < FEW:
+def _few(least: int) -> Iterator[str]:
+    if least < FEW:
         yield (
             f"The smaller set has {least} prompts: the layer and the vector are uncertain, and "
             "whatever else tells these prompts apart is part of the direction."
@@ -207,7 +207,8 @@ def _name(transformer: Transformer, inputs: Mapping[str, Tensor], row: int) -> H
     """What tells a prompt from others: its token ids without padding, or an image's pixels."""
     known = {ids: mask for ids, mask in IDS.items() if ids in inputs}
     if not known:
-        return inputs[transformer.model.main_input_name][row].cpu().numpy().tobytes()
+        pixels = inputs[transformer.model.main_input_name][row]
+        return pixels.float().cpu().numpy().tobytes()
     real = {ids: inputs.get(mask, torch.ones_like(inputs[ids])) for ids, mask in known.items()}
     return tuple(tuple(inputs[ids][row][mask[row].bool()].tolist()) for ids, mask in real.items())
 
@@ -310,7 +311,8 @@ class _Sets:
         return parts[0], parts[1]
 
     @property
-    def _n_groups(self) -> tuple[int, int]:
+    def n_groups(self) -> tuple[int, int]:
+        """How many different prompts there are, or pairs."""
         return int(self.pos_groups.max()) + 1, int(self.neg_groups.max()) + 1
 
     def held_out(self) -> _Ranks:
@@ -325,7 +327,7 @@ class _Sets:
         rows = 1 if choose else len(self.pos)
         pos = torch.full((rows, self.pos.shape[1]), torch.nan, dtype=torch.float64)
         neg = torch.full((rows, self.neg.shape[1]), torch.nan, dtype=torch.float64)
-        folds = min(FOLDS, *self._n_groups)
+        folds = min(FOLDS, *self.n_groups)
         for fold in range(folds):
             rest, held = self._without(fold, folds)
             vectors = rest.vectors()[:, :, None]
@@ -334,7 +336,7 @@ class _Sets:
             right = (p[:, :, None] > n[:, None]).double() + (p[:, :, None] == n[:, None]) / 2
             pos[:, self.pos_groups % folds == fold] = right.mean(2)
             neg[:, self.neg_groups % folds == fold] = right.mean(1)
-        return _Ranks(pos, neg, self._n_groups)
+        return _Ranks(pos, neg, self.n_groups)
 
 
 def _tokens(
