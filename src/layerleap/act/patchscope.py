@@ -8,13 +8,16 @@ is read as a token. A bank can map the state to the target's layer first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
+from layerleap.act.decode.request import end_tokens
 from layerleap.act.edits.patch import PatchState
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, ModelRefused, check_choice
@@ -28,6 +31,7 @@ from layerleap.progress import Progress, reporting
 from layerleap.results.base import Result
 from layerleap.results.columns import Column, Row, Table
 from layerleap.results.head import PageHead
+from layerleap.stream.examples import require_length
 
 # Repeats words, so that a state is read as a word. Five examples: with three, small models repeat
 # the last example instead.
@@ -133,7 +137,9 @@ def patchscope(
     Args:
         prompt: a text, chat messages or token ids.
         position: the token whose state is read; negative ones count from the end.
-        layer: the layer of that state, or several; all from 0 to the last when None.
+        layer: the layer of that state, or several; all when None. A state that goes in at the last
+            layer can only change what is written if its place is the target's last token, so that
+            layer is left out, or refused if it is named.
         target: the prompt that the state goes into, in place of {}; at its last token if it has no
             {}. By default, a prompt that repeats words: the state is read as a token.
         target_layer: the layer at which the state goes in; the one it comes from when None.
@@ -150,23 +156,29 @@ def patchscope(
             f"{transformer.identity.name} does not write text, so it cannot put a state into "
             "words; ll.read shows its states through a lens"
         )
+    transformer.require_eval()
+    target_ids, target_place = _target(transformer, IDENTITY if target is None else target)
+    n_read = len(target_ids) + n_tokens - 1  # it does not read the last token that it writes
+    require_length(transformer, n_read, "target and written text have")
     layers = _layers(transformer, layer)
+    goes_to = {one: one if target_layer is None else target_layer for one in layers}
+    if target_place < len(target_ids) - 1:
+        layers = _acting(transformer, layers, goes_to, is_all=layer is None)
     shortcuts = _bank(transformer, bank, target_layer, layers, progress) if map != "none" else None
     ids = encode(transformer, prompt)
+    require_length(transformer, len(ids))
     place = position if position >= 0 else position + len(ids)
     if not 0 <= place < len(ids):
         raise BadText(
             f"position {position} is outside the prompt of {len(ids)} tokens; expected "
             f"{-len(ids)} to {len(ids) - 1}"
         )
-    target_ids, target_place = _target(transformer, IDENTITY if target is None else target)
     keep = torch.zeros(1, len(ids), dtype=torch.bool)
     keep[0, place] = True
     states = capture(transformer, [ids], layers=layers, keep=keep).states
-    goes_to = {one: one if target_layer is None else target_layer for one in layers}
     patched = {
-        one: states[one][0] if shortcuts is None else shortcuts[one, to](states[one])[0]
-        for one, to in goes_to.items()
+        one: states[one][0] if shortcuts is None else shortcuts[one, goes_to[one]](states[one])[0]
+        for one in layers
     }
     lines: list[Row] = []
     with reporting(progress) as report:
@@ -201,6 +213,21 @@ def _layers(transformer: Transformer, layer: int | Sequence[int] | None) -> list
     return layers
 
 
+def _acting(
+    transformer: Transformer, layers: list[int], goes_to: Mapping[int, int], *, is_all: bool
+) -> list[int]:
+    """The layers whose state can act: a block is needed to carry it to the target's last token."""
+    last = transformer.n_layers
+    acting = [one for one in layers if goes_to[one] != last]
+    if len(acting) == len(layers) or (acting and is_all):
+        return acting
+    raise BadSettings(
+        f"a state that goes in at layer {last}, the last, changes nothing here, as no block is "
+        f"left to carry it to the target's last token; choose a layer (or target_layer) up to "
+        f"{last - 1}, or a target that ends in {{}}"
+    )
+
+
 def _bank(
     transformer: Transformer,
     bank: ShortcutBank | str | Path | None,
@@ -232,12 +259,34 @@ def _target(transformer: Transformer, target: str) -> tuple[list[int], int]:
     if not has_place:
         ids = encode(transformer, target)
         return ids, len(ids) - 1
-    # The placeholder ends a text of its own, so that it is the last token whatever follows.
+    text = before + PLACEHOLDER + after
+    ids, end = encode(transformer, text), len(before) + len(PLACEHOLDER)
+    tokenizer = transformer.need_tokenizer()
+    if getattr(tokenizer, "is_fast", False):
+        offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        for place, (first, behind) in enumerate(offsets):
+            if first < end == behind:
+                return ids, place
+    # No token ends with the placeholder, or it is not known: let it end a text of its own.
     ids = encode(transformer, before + PLACEHOLDER)
-    rest: list[int] = []
-    if after:
-        rest = transformer.need_tokenizer()(after, add_special_tokens=False)["input_ids"]
+    rest = tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
     return ids + rest, len(ids) - 1
+
+
+@contextmanager
+def _greedy(model: Any) -> Iterator[None]:
+    """Without the model's own settings, such as a repetition penalty, but for its special tokens.
+
+    Arguments of `generate` cannot do this: what they leave open is taken from the model. Inside
+    `transformer.edit`, other threads that decode with the model wait.
+    """
+    before = model.generation_config
+    names = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+    model.generation_config = GenerationConfig(**{name: getattr(before, name) for name in names})
+    try:
+        yield
+    finally:
+        model.generation_config = before
 
 
 def _write(
@@ -264,7 +313,7 @@ def _write(
     ]
     model = transformer.model
     ids = torch.tensor([target] * len(layers), device=model.device)
-    with transformer.edit(*edits):
+    with transformer.edit(*edits), _greedy(model):
         written: Any = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -275,7 +324,7 @@ def _write(
             return_dict_in_generate=True,
         )
     probs = written.logits[0].float().softmax(-1)
-    ends = set(torch.as_tensor(model.generation_config.eos_token_id or -1).flatten().tolist())
+    ends = end_tokens(model)
     for row, line in enumerate(written.sequences[:, len(target) :].tolist()):
         stop = next((i for i, token in enumerate(line) if token in ends), len(line))
         yield {

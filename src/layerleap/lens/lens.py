@@ -39,8 +39,8 @@ from layerleap.results.several import Several
 from layerleap.stream.examples import (
     Example,
     iter_batches,
-    longest_input,
     reads_pairs,
+    require_length,
     require_text,
 )
 
@@ -217,8 +217,7 @@ class Lens:
         else:
             require_text(self.transformer)
             source, ids = [], without_padding(self.transformer, encode(self.transformer, text))
-        if (n := max(len(source), len(ids))) > (limit := longest_input(self.transformer)):
-            raise BadText(f"the text has {n} tokens; this model reads at most {limit}")
+        require_length(self.transformer, max(len(source), len(ids)))
         return source, ids
 
     def positions(self, ids: list[int], positions: Sequence[int] | None = None) -> list[int]:

@@ -359,6 +359,15 @@ class Transformer:
         """A row made of the states of one input, (1, pos, d_model), for measurements."""
         return h if self.row_kind == "sequence" else h[:, -1]
 
+    def require_eval(self) -> None:
+        """Refuse a model whose dropout is on: every pass would give other numbers."""
+        for name, module in self.model.named_modules():
+            if module.training and _drops(module):
+                raise ModelRefused(
+                    f"{self.identity.name} is in training mode, so its dropout ({name or 'model'}) "
+                    "gives other values in every pass; call model.eval() on the model first"
+                )
+
     def need_tokenizer(self) -> Any:
         """The tokenizer; `BadText` with the reason if there is none."""
         if self.tokenizer is None:
@@ -432,6 +441,13 @@ def not_a_model(source: Any) -> str:
         f"a model cannot be loaded from {what:.80}; expected a bundled or hub name, a folder, a "
         f"GGUF file, or a model of transformers{hint}"
     )
+
+
+def _drops(module: nn.Module) -> bool:
+    """True for a dropout, and for a module that calls the function with a share of its own."""
+    is_dropout = "Dropout" in type(module).__name__
+    shares = [v for k, v in vars(module).items() if "drop" in k or (k == "p" and is_dropout)]
+    return any(isinstance(share, float) and share > 0 for share in shares)
 
 
 def _device_of(module: nn.Module, value: Tensor) -> torch.device:

@@ -348,6 +348,12 @@ def longest_input(transformer: Transformer) -> int:
     return min(known, default=10**9) - offset
 
 
+def require_length(transformer: Transformer, n: int, what: str = "the text has") -> None:
+    """Refuse an input of more tokens than the model reads."""
+    if n > (limit := longest_input(transformer)):
+        raise BadText(f"{what} {n} tokens; this model reads at most {limit}")
+
+
 def iter_batches(
     transformer: Transformer, examples: Iterable[Example], *, tokens_per_batch: int = 1024
 ) -> Iterator[Batch]:

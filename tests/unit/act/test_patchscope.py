@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models as token_models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import layerleap as ll
 from families import NEXT_TOKEN
@@ -51,12 +53,64 @@ def test_what_is_written_is_that_of_a_plain_hook_at_every_layer(name):
     scope = ll.patchscope(
         model, PROMPT, position=2, target="the dog {} to the house", n_tokens=TOKENS
     )
-    assert [row["layer"] for row in scope.lines] == list(range(model.n_layers + 1))
     assert any(row["ids"] for row in scope.lines)
-    for row in scope.lines[:-1]:  # hidden_states of transformers ends after the final norm
+    for row in scope.lines:
         layer = row["layer"]
         plain = written_with_a_plain_hook(model, layer, 2, target, place, layer)
         assert row["ids"] == plain[: len(row["ids"])], layer
+
+
+def test_the_last_layer_is_read_only_where_its_state_can_act(model):
+    last = model.n_layers
+    inside = ll.patchscope(model, PROMPT, target="the dog {} the house")
+    at_the_end = ll.patchscope(model, PROMPT, target="the dog {}")
+    assert [row["layer"] for row in inside.lines] == list(range(last))
+    assert [row["layer"] for row in at_the_end.lines] == list(range(last + 1))
+
+
+@pytest.mark.parametrize("how", [{"layer": [0, 3]}, {"layer": 3}, {"target_layer": 3}])
+def test_a_state_that_cannot_act_is_refused_if_asked_for(model, how):
+    with pytest.raises(BadSettings, match="at layer 3, the last, changes nothing here"):
+        ll.patchscope(model, PROMPT, target="the dog {} the house", **how)
+
+
+def test_what_is_written_is_greedy_whatever_the_model_is_set_to():
+    plain, changed = tiny("llama"), tiny("llama")
+    settings = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": [7, 51]}
+    changed.model.generation_config.update(**settings)
+    before = changed.model.generation_config
+    lines = [
+        ll.patchscope(one, PROMPT, target=TARGET, n_tokens=8).lines for one in (plain, changed)
+    ]
+    assert lines[0] == lines[1]
+    assert changed.model.generation_config is before
+
+
+def test_a_token_of_id_0_can_end_a_text(model, monkeypatch):
+    row = ll.patchscope(model, PROMPT, layer=1, target=TARGET).lines[0]
+    renamed = tiny("llama")
+    with torch.no_grad():  # what it writes first is now token 0
+        head = renamed.model.lm_head.weight
+        head[[0, row["ids"][0]]] = head[[row["ids"][0], 0]].clone()
+    renamed = type(renamed).wrap(renamed.model, renamed.tokenizer)
+    monkeypatch.setattr(renamed.model.generation_config, "eos_token_id", 0)
+    assert ll.patchscope(renamed, PROMPT, layer=1, target=TARGET).lines[0]["ids"] == []
+
+
+def test_what_follows_the_place_is_read_as_in_one_text(model, monkeypatch):
+    words = ["<unk>", "\u2581the", "\u2581", "?", ",", "\u2581?", "\u2581dog"]
+    backend = Tokenizer(
+        token_models.WordLevel({word: id_ for id_, word in enumerate(words)}, unk_token="<unk>")
+    )
+    # As SentencePiece does, a space is put in front of every text.
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="always"), pre_tokenizers.Punctuation()]
+    )
+    own = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    monkeypatch.setattr(model, "tokenizer", own)
+    ids, place = _target(model, "the {}, dog")
+    assert [words[one] for one in ids] == ["\u2581the", "\u2581", "?", ",", "\u2581dog"]
+    assert place == 2
 
 
 def test_layers_read_side_by_side_are_those_read_one_by_one(model, monkeypatch):
@@ -120,11 +174,29 @@ def test_a_target_without_a_place_takes_the_state_at_its_last_token(model):
         ({"map": "tuned"}, BadSettings, "expected one of 'none', 'linear'"),
         ({"map": "linear"}, BadSettings, "takes a bank and a target_layer"),
         ({"n_tokens": 0}, BadSettings, "n_tokens is 0"),
+        (
+            {"n_tokens": 63},
+            BadText,
+            "target and written text have 65 tokens; this model reads at most 64",
+        ),
+        ({"target": "the cat " * 40}, BadText, "this model reads at most 64"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(model, how, error, words):
     with pytest.raises(error, match=words):
-        ll.patchscope(model, PROMPT, **how)
+        ll.patchscope(model, PROMPT, **{"target": "the dog ran", **how})
+
+
+def test_a_prompt_too_long_is_refused_with_its_length(model):
+    with pytest.raises(BadText, match="has 80 tokens; this model reads at most 64"):
+        ll.patchscope(model, "the cat " * 40)
+
+
+def test_a_model_in_training_mode_is_refused():
+    model = tiny("gpt2")
+    model.model.train()
+    with pytest.raises(ModelRefused, match="training mode"):
+        ll.patchscope(model, PROMPT)
 
 
 def test_a_state_is_not_mapped_backwards(model):

@@ -8,7 +8,7 @@ import torch
 
 import layerleap as ll
 from layerleap.act.steering.saved import FILE
-from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, BadText, ModelRefused, WrongModel
 from layerleap.models.prompts import encode
 from pages import Page
 from tiny_models import WORDS, sentences, tiny
@@ -86,8 +86,50 @@ def test_a_random_direction_among_random_prompts_has_an_auc_near_a_half():
     aucs = []
     for _ in range(40):
         pos, neg = torch.randn(2, 6, 15, 8, generator=generator)
-        aucs.append(_Sets(pos, neg, "mean").nested()["value"])
+        aucs.append(_Sets(pos, neg, "mean", *[torch.arange(15)] * 2).nested()["value"])
     assert abs(sum(aucs) / 40 - 0.5) < 0.06
+
+
+@pytest.mark.parametrize("method", ["mean", "pca"])
+def test_a_prompt_that_is_given_several_times_is_never_scored_by_its_own_vector(model, method):
+    texts = [" ".join(words) for words in zip(WORDS, WORDS[5:] + WORDS[:5], strict=True)][:24]
+    aucs = []
+    for start in range(8):  # sets that are alike, so that only knowing a prompt tells them apart
+        mixed = texts[start:] + texts[:start]
+        found = direction(model, mixed[::2] * 5, mixed[1::2] * 5, layer=0, method=method)
+        aucs.append(found.auc["value"])
+        assert "The smaller set has 12 prompts" in found.notes[-1]
+        assert found.auc["high"] - found.auc["low"] > 0.2  # as wide as 12 prompts are, not 60
+    assert sum(aucs) / len(aucs) < 0.7
+
+
+def test_prompts_are_told_apart_by_their_ids_and_pairs_stay_whole():
+    from layerleap.act.steering.find import _groups
+
+    names = [["a", "b", "a", "c", "d", "e", "f"], ["p", "q", "r", "r", "s", "t", "u"]]
+    assert [one.tolist() for one in _groups(names, "mean")] == [
+        [0, 1, 0, 2, 3, 4, 5],
+        [0, 1, 2, 2, 3, 4, 5],
+    ]
+    assert [one.tolist() for one in _groups(names, "pca")] == [[0, 1, 0, 0, 2, 3, 4]] * 2
+    with pytest.raises(BadText, match="3 different prompts in a set; expected 4"):
+        _groups([["a", "b", "c", "a"], ["p", "q", "r", "s"]], "mean")
+
+
+def test_a_prompt_too_long_is_refused_with_its_length(model):
+    with pytest.raises(BadText, match="a prompt has 80 tokens; this model reads at most 64"):
+        direction(model, [*POSITIVE, "the cat " * 40])
+
+
+def test_a_model_in_training_mode_is_refused(found):
+    other = tiny("llama", attention_dropout=0.1)
+    other.model.train()
+    with pytest.raises(ModelRefused, match="is in training mode"):
+        direction(other)
+    with pytest.raises(ModelRefused, match="is in training mode"):
+        ll.steering_cost(other, found)
+    other.model.eval()
+    direction(other)
 
 
 def test_a_direction_is_saved_and_read_back_bit_for_bit(model, found, tmp_path):

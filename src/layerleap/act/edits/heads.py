@@ -106,7 +106,9 @@ class MeanHead(HeadEdit):
     """Set what a head gives to its mean over all positions of some prompts.
 
     Unlike switching it off, this keeps what the head adds whatever the text. The mean is taken
-    when the edit is applied, without other edits.
+    when the edit is applied, without other edits. By default it is over all tokens of six plain
+    sentences, the first ones included; `ll.attribute(..., total=True)` takes its means over the
+    model's default text, without the first token of each text.
 
         with model.edit(ll.edits.MeanHead(12, 3, over=["Paris is in France.", "I like tea."])):
             ...

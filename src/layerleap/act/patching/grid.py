@@ -104,6 +104,7 @@ def patch(
             aligned.append(pair_of(transformer, *one))
     settings: dict[str, Any] = {"at": at, "how": how, "method": method, "layers": list(places.rows)}
     settings |= {"positions": positions if isinstance(positions, str | None) else list(positions)}
+    transformer.require_eval()
     transformer.refresh()
     fingerprint = transformer.identity.fingerprint
     about = {

@@ -57,10 +57,11 @@ class SteeringCost(Result):
 
     def short(self) -> str:
         """What it is, in one line."""
-        own = self.about
+        about = self.about
         return (
-            f"SteeringCost(h[{own['layer']}] of {own['model']}, {own['rows']:,} tokens of "
-            f"{own['documents']:,} documents of {own['text']}, loss {own['loss']:.3f} unsteered)"
+            f"SteeringCost(h[{about['layer']}] of {about['model']}, {about['rows']:,} tokens of "
+            f"{about['documents']:,} documents of {about['text']}, "
+            f"loss {about['loss']:.3f} unsteered)"
         )
 
     def legend(self) -> str:
@@ -99,6 +100,7 @@ def steering_cost(
     """
     if random < 1 or not factors:
         raise BadSettings(f"factors {list(factors)} and random {random}; expected one or more")
+    transformer.require_eval()
     direction.check_model(transformer)
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(random, transformer.d_model, generator=generator)
@@ -108,8 +110,9 @@ def steering_cost(
     for factor in factors:
         vectors: list[Any] = [direction, *noise]
         for number, vector in enumerate(vectors):
-            own = AddVector(layer, vector, float(factor), positions=positions)
-            edits[float(factor), number] = own
+            edits[float(factor), number] = AddVector(
+                layer, vector, float(factor), positions=positions
+            )
     with reporting(progress) as report:
         every = "every:8" if transformer.kind == "masked-token" else "all"
         source, sampling = resolve_text(transformer, text, Sampling(positions=every), report)
@@ -171,17 +174,17 @@ def _of_batch(transformer: Transformer, batch: Batch, edits: Mapping[Any, AddVec
             f"the correct outputs of this text are not known for {transformer.identity.name}, so "
             "there is no loss; give another text"
         )
-    found = torch.zeros(len(plain), 1 + 2 * len(edits), dtype=torch.float64)
+    table = torch.zeros(len(plain), 1 + 2 * len(edits), dtype=torch.float64)
     for rows in chunks(len(plain), transformer.d_vocab):
         right = batch.gold[rows]
         gold = right.clamp_min(0)[:, None]
-        own = transformer.logits(plain[rows]).float().cpu()
-        reference = Reference(own)
-        loss = -own.log_softmax(-1).gather(1, gold)[:, 0]
-        found[rows, 0] = loss.double().masked_fill(right < 0, torch.nan)
+        unedited = transformer.logits(plain[rows]).float().cpu()
+        reference = Reference(unedited)
+        loss = -unedited.log_softmax(-1).gather(1, gold)[:, 0]
+        table[rows, 0] = loss.double().masked_fill(right < 0, torch.nan)
         for place, h in enumerate(edited):
             logits = transformer.logits(h[rows]).float().cpu()
-            found[rows, 1 + 2 * place] = reference.compare(logits).kl.double()
+            table[rows, 1 + 2 * place] = reference.compare(logits).kl.double()
             loss = -logits.log_softmax(-1).gather(1, gold)[:, 0]
-            found[rows, 2 + 2 * place] = loss.double()
-    return found
+            table[rows, 2 + 2 * place] = loss.double()
+    return table

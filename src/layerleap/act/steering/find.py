@@ -4,10 +4,11 @@ In: a wrapped model and two sets of prompts. Out: a `Direction` at the layer tha
 best that it was not found on.
 
 Every fold of the prompts is scored by a vector found on the others, and, where the layer is chosen
-as well, by a layer chosen on the others. So the AUC that is reported has seen neither.
+as well, by a layer chosen on the others. So the AUC that is reported has seen neither. A prompt
+that is given several times is in one fold only.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights.norms import fold_writer
 from layerleap.progress import Progress, reporting
 from layerleap.results.columns import Row
+from layerleap.stream.examples import require_length
 from layerleap.stream.records import LINES_SUFFIXES, kind_of, opened, records_of
 
 Method = Literal["mean", "pca"]
@@ -34,6 +36,7 @@ At = Literal["last", "mean"]
 LEAST, FEW = 4, 20  # prompts per set: needed, and below which a note says that they are few
 FOLDS = 5
 AT_ONCE = 16  # prompts per pass
+IDS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
 
 @checked
@@ -64,6 +67,7 @@ def direction(
             texts), or the "mean" over its tokens.
         tokens: how many tokens to list that the direction promotes and suppresses.
     """
+    transformer.require_eval()
     if layer is not None:
         check_layer(transformer, layer)
     sets = [
@@ -77,7 +81,8 @@ def direction(
         )
     chosen_at: At = at or ("last" if transformer.kind == "next-token" else "mean")
     with reporting(progress) as report:
-        states = _Sets(*_states(transformer, sets, chosen_at, report), method)
+        pos, neg, *names = _states(transformer, sets, chosen_at, report)
+    states = _Sets(pos, neg, method, *_groups(names, method))
     per_layer = states.held_out()
     alike: list[str] = []
     if layer is None:
@@ -112,20 +117,20 @@ def direction(
         [
             {
                 "layer": n,
-                "auc": own.pop("value"),
-                **own,
+                "auc": scores.pop("value"),
+                **scores,
                 "norm": float(lengths[n]),
                 "state_length": float(norms[n]),
             }
             for n in range(transformer.n_layers + 1)
-            for own in [dict(per_layer.interval(n))]
+            for scores in [dict(per_layer.interval(n))]
         ],
         promoted,
         suppressed,
         (len(sets[0]), len(sets[1])),
         transformer.identity.to_dict(),
         transformer.n_layers,
-        [*alike, *remarks, *_few(sets)],
+        [*alike, *remarks, *_few(min(states.n_groups))],
     )
 
 
@@ -160,8 +165,8 @@ def read_prompts(source: str | Path) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _few(sets: Sequence[Sequence[Any]]) -> Iterator[str]:
-    if (least := min(map(len, sets))) < FEW:
+def _few(least: int) -> Iterator[str]:
+    if least < FEW:
         yield (
             f"The smaller set has {least} prompts: the layer and the vector are uncertain, and "
             "whatever else tells these prompts apart is part of the direction."
@@ -171,14 +176,21 @@ def _few(sets: Sequence[Sequence[Any]]) -> Iterator[str]:
 @torch.no_grad()
 def _states(
     transformer: Transformer, sets: Sequence[Sequence[Any]], at: At, progress: Progress
-) -> tuple[Tensor, Tensor]:
-    """One state per prompt and layer, for each set: (layer, prompt, d_model)."""
-    found, total, done = [], sum(map(len, sets)), 0
+) -> tuple[Tensor, Tensor, list[Hashable], list[Hashable]]:
+    """One state per prompt and layer, for each set: (layer, prompt, d_model); then prompts' names.
+
+    Prompts with the same name are the same.
+    """
+    both, names, total, done = [], [], sum(map(len, sets)), 0
     for prompts in sets:
-        parts = []
+        parts: list[Tensor] = []
+        names.append(own_names := list[Hashable]())
         for start in range(0, len(prompts), AT_ONCE):
             given = list(prompts[start : start + AT_ONCE])
             inputs = as_inputs(transformer, given)
+            for ids in (inputs[name] for name in IDS if name in inputs):
+                require_length(transformer, ids.shape[1], "a prompt has")
+            own_names += [_name(transformer, inputs, row) for row in range(len(given))]
             states = transformer.capture(inputs).states
             h = torch.stack([states[layer].float().cpu() for layer in sorted(states)])
             real = real_positions(transformer, inputs, h.shape[1:]).long()
@@ -190,10 +202,45 @@ def _states(
                 parts.append(torch.einsum("lbpd,bp->lbd", h, weights))
             done += len(given)
             progress("reading prompts", done, total, "prompts")
-        found.append(torch.cat(parts, 1))
-    if not all(torch.isfinite(one).all() for one in found):
+        both.append(torch.cat(parts, 1))
+    if not all(torch.isfinite(one).all() for one in both):
         raise NotFinite(f"states of {transformer.identity.name} are not finite for these prompts")
-    return found[0], found[1]
+    return both[0], both[1], names[0], names[1]
+
+
+def _name(transformer: Transformer, inputs: Mapping[str, Tensor], row: int) -> Hashable:
+    """What tells a prompt from others: its token ids without padding, or an image's pixels."""
+    known = {ids: mask for ids, mask in IDS.items() if ids in inputs}
+    if not known:
+        pixels = inputs[transformer.model.main_input_name][row]
+        return pixels.float().cpu().numpy().tobytes()
+    real = {ids: inputs.get(mask, torch.ones_like(inputs[ids])) for ids, mask in known.items()}
+    return tuple(tuple(inputs[ids][row][mask[row].bool()].tolist()) for ids, mask in real.items())
+
+
+def _groups(names: Sequence[Sequence[Hashable]], method: Method) -> tuple[Tensor, Tensor]:
+    """For each set, the number of the group that a prompt is in; groups are in one fold together.
+
+    A group is a prompt with its repetitions. Pairs stay whole, so those that share a prompt are one
+    group, and those that share one with these as well.
+    """
+    numbers = []
+    for set_names in names:
+        first = {name: number for number, name in enumerate(dict.fromkeys(set_names))}
+        numbers.append(torch.tensor([first[name] for name in set_names]))
+    if method == "pca":
+        groups, before = numbers[0], None
+        while before is None or not torch.equal(groups, before):
+            before = groups
+            for same in numbers:  # prompts of one name all take the lowest number among them
+                lowest = torch.full_like(same, len(same)).scatter_reduce(0, same, groups, "amin")
+                groups = lowest[same]
+        numbers = [groups, groups]
+    groups_of = [one.unique(return_inverse=True)[1] for one in numbers]
+    if (least := min(int(one.max()) + 1 for one in groups_of)) < LEAST:
+        what = "pairs that share no prompt" if method == "pca" else "different prompts in a set"
+        raise BadText(f"{least} {what}; expected {LEAST} or more, because some are held out")
+    return groups_of[0], groups_of[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +252,12 @@ class _Ranks:
 
     pos: Tensor
     neg: Tensor
+    n_groups: tuple[int, int]  # a prompt's repetitions say nothing new
 
     def interval(self, layer: int) -> dict[str, float]:
         """The AUC with its interval (DeLong's variance, Wilson's shape near 0 and 1)."""
         pos, neg = self.pos[layer], self.neg[layer]
-        n, m = len(pos), len(neg)
+        n, m = self.n_groups
         value = pos.mean()
         variance = pos.var() / n + neg.var() / m
         low, high = ends(value[None], variance[None], n + m - 2, SHARE, float(min(n, m)))
@@ -233,6 +281,8 @@ class _Sets:
     pos: Tensor
     neg: Tensor
     method: Method
+    pos_groups: Tensor  # (prompt,): numbers from 0; a group is never divided between folds
+    neg_groups: Tensor
 
     def norms(self) -> Tensor:
         """The mean length of states by layer: (layer,)."""
@@ -255,16 +305,20 @@ class _Sets:
         """What a fold leaves to be found on, and the fold."""
         parts = []
         for inside in (False, True):
-            pos, neg = (
-                one[:, (torch.arange(one.shape[1]) % folds == fold) == inside]
-                for one in (self.pos, self.neg)
+            p, n = (
+                (groups % folds == fold) == inside for groups in (self.pos_groups, self.neg_groups)
             )
-            parts.append(_Sets(pos, neg, self.method))
+            groups = (
+                one.unique(return_inverse=True)[1]
+                for one in (self.pos_groups[p], self.neg_groups[n])
+            )
+            parts.append(_Sets(self.pos[:, p], self.neg[:, n], self.method, *groups))
         return parts[0], parts[1]
 
     @property
-    def _folds(self) -> int:
-        return min(FOLDS, self.pos.shape[1], self.neg.shape[1])
+    def n_groups(self) -> tuple[int, int]:
+        """How many different prompts there are, or pairs."""
+        return int(self.pos_groups.max()) + 1, int(self.neg_groups.max()) + 1
 
     def held_out(self) -> _Ranks:
         """Each prompt against those of the other set in its fold, by vectors of the other folds."""
@@ -278,14 +332,16 @@ class _Sets:
         rows = 1 if choose else len(self.pos)
         pos = torch.full((rows, self.pos.shape[1]), torch.nan, dtype=torch.float64)
         neg = torch.full((rows, self.neg.shape[1]), torch.nan, dtype=torch.float64)
-        for fold in range(self._folds):
-            rest, own = self._without(fold, self._folds)
+        folds = min(FOLDS, *self.n_groups)
+        for fold in range(folds):
+            rest, held = self._without(fold, folds)
             vectors = rest.vectors()[:, :, None]
             layers = slice(None) if choose is None else [choose(rest)]
-            p, n = ((one.double() @ vectors)[layers, :, 0] for one in (own.pos, own.neg))
+            p, n = ((one.double() @ vectors)[layers, :, 0] for one in (held.pos, held.neg))
             right = (p[:, :, None] > n[:, None]).double() + (p[:, :, None] == n[:, None]) / 2
-            pos[:, fold :: self._folds], neg[:, fold :: self._folds] = right.mean(2), right.mean(1)
-        return _Ranks(pos, neg)
+            pos[:, self.pos_groups % folds == fold] = right.mean(2)
+            neg[:, self.neg_groups % folds == fold] = right.mean(1)
+        return _Ranks(pos, neg, self.n_groups)
 
 
 def _tokens(

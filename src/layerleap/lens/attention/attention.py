@@ -35,7 +35,8 @@ class Attention(Result):
     """The attention of heads to one input.
 
     weights  by block, (head, query, key): rows sum to 1, less what a sink takes
-    sizes    by block, (head, key): the length of what a head writes if it takes one value whole
+    sizes    by block, (head, key): the length of what a head writes into the stream if it takes one
+             value whole; a norm after attention counts with its gain, but not the common factor
     """
 
     KIND: ClassVar[str] = "attention"
@@ -75,11 +76,11 @@ class Attention(Result):
             queries = slice(self.position, self.position + 1)
         places = torch.arange(n)
         for block, weights in self.weights.items():
-            own = weights[:, queries].double()
-            entropy = -torch.special.xlogy(own, own).sum(-1)
+            shares = weights[:, queries].double()
+            entropy = -torch.special.xlogy(shares, shares).sum(-1)
             far = (places[queries, None] - places).abs().double()
-            distance = (own * far).sum(-1) / own.sum(-1).clamp_min(1e-30)
-            columns = {"entropy": entropy, "distance": distance, "first": own[..., 0]}
+            distance = (shares * far).sum(-1) / shares.sum(-1).clamp_min(1e-30)
+            columns = {"entropy": entropy, "distance": distance, "first": shares[..., 0]}
             if block in self.sizes:
                 columns["first_weighted"] = self.weighted(block)[:, queries, 0].double()
             means = {key: value.mean(1).tolist() for key, value in columns.items()}
@@ -123,8 +124,8 @@ class Attention(Result):
     def facts(self) -> Row:
         """The text, and the patterns where few were asked for."""
         shown = self.weights if len(self.weights) == 1 else {}
-        own = {f"L{block}": one[list(self.heads)].tolist() for block, one in shown.items()}
-        return {"tokens": list(self.tokens), "position": self.position, "weights": own}
+        by_name = {f"L{block}": one[list(self.heads)].tolist() for block, one in shown.items()}
+        return {"tokens": list(self.tokens), "position": self.position, "weights": by_name}
 
     def picture(self) -> Row:
         """The pattern of each head of one block; of all blocks, a strip and measures of heads."""
@@ -140,21 +141,21 @@ class Attention(Result):
             "shapes": [
                 heat_map(
                     f"L{block}.H{head}{form}",
-                    own[head].tolist(),
+                    matrix[head].tolist(),
                     labels,
                     labels,
                     cell=cell,
                     most=1.0,
                 )
                 for head in self.heads
-                for form, own in forms
+                for form, matrix in forms
             ]
         }
 
     def _strip(self) -> Row:
         """What all heads look at from one position: tokens down, heads across."""
         at = len(self.tokens) - 1 if self.position is None else self.position
-        rows = torch.cat([own[list(self.heads), at] for own in self.weights.values()]).T
+        rows = torch.cat([one[list(self.heads), at] for one in self.weights.values()]).T
         room = [""] * (len(self.heads) - 1)
         ticks = [one for name in block_ticks(self.weights) for one in (name, *room)]
         width = max(2, min(12, 900 // rows.shape[1]))
@@ -201,6 +202,7 @@ def attention(
         position: measure attention from this position only, negative from the end; by default,
             means over all positions but the first.
     """
+    transformer.require_eval()
     transformer.refresh()
     last = transformer.n_layers
     check_number("block", 1 if block is None else block, 1, last)
@@ -211,21 +213,21 @@ def attention(
     blocks = list(range(1, last + 1)) if block is None else [block]
     with patterns(transformer, given, blocks) as recorder:
         transformer.capture(given.inputs, layers=[blocks[-1]])
-    found = recorder.found()
-    n_heads = len(found[blocks[0]].weights)
+    by_block = recorder.found()
+    n_heads = len(by_block[blocks[0]].weights)
     check_number("head", 0 if head is None else head, 0, n_heads - 1)
     sizes, notes = {}, []
-    for number, one in found.items():
+    for number, one in by_block.items():
         try:
-            outputs = wide(heads(transformer, number).outputs.of(transformer)).cpu()
+            writers = wide(heads(transformer, number).rows(transformer, "attn.o")).cpu()
         except ModelRefused as error:
             notes = [f"values have no size: {error}"]
             continue
-        written = outputs.T.unflatten(0, (n_heads, -1))
+        written = writers.unflatten(0, (n_heads, -1))
         sizes[number] = (one.values @ written.to(one.values.dtype)).norm(dim=-1)
     return Attention(
         given.tokens,
-        {number: one.weights for number, one in found.items()},
+        {number: one.weights for number, one in by_block.items()},
         sizes,
         tuple(range(n_heads)) if head is None else (head,),
         None if position is None else position % n,

@@ -129,6 +129,7 @@ def heads(
     model = transformer.model
     if model.main_input_name != READ[0]:
         raise ModelRefused(f"{transformer.identity.name} reads no text that could be repeated")
+    transformer.require_eval()
     transformer.refresh()
     blocks = list(range(1, transformer.n_layers + 1))
     rows, start = [], _start(transformer)
@@ -138,15 +139,17 @@ def heads(
         given = OneInput.of(transformer, pair if model.config.is_encoder_decoder else text)
         with patterns(transformer, given, blocks) as recorder:
             transformer.capture(given.inputs, layers=[transformer.n_layers])
-        found = recorder.found()
-        rows.append(torch.cat([_shares(one.weights, n_tokens) for one in found.values()]).flatten())
+        by_block = recorder.found()
+        rows.append(
+            torch.cat([_shares(one.weights, n_tokens) for one in by_block.values()]).flatten()
+        )
     even = torch.ones(1, len(text), len(text))
-    even = even if found[1].weights.triu(1).any() else even.tril()
+    even = even if by_block[1].weights.triu(1).any() else even.tril()
     chance = _shares(even / even.sum(-1, keepdim=True), n_tokens)[0].tolist()
     estimates = iter(mean_interval(torch.stack(rows), torch.arange(n_texts), SHARE))
     shares = {
         (block, head): {one: next(estimates) for one in PATTERNS}
-        for block, one in found.items()
+        for block, one in by_block.items()
         for head in range(len(one.weights))
     }
     by_pattern = dict(zip(PATTERNS, chance, strict=True))

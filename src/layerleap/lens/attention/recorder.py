@@ -87,17 +87,17 @@ class PatternRecorder:
         output, more = function(module, query, key, value, *args, **options)
         if module in self._modules:
             weights, _ = function(module, query, key, unit_values(value), *args, **options)
-            own = weights[0, self._queries].transpose(0, 1)
-            pattern = Patterns.of(self._name, own, value[0], output[0, self._queries])
+            rows = weights[0, self._queries].transpose(0, 1)
+            pattern = Patterns.of(self._name, rows, value[0], output[0, self._queries])
             self._runs.setdefault(module, []).append(pattern)
         return output, more
 
     def found(self) -> dict[int, Patterns]:
         """The patterns of self-attention, by block."""
-        found = {block: one for block in self.blocks if (one := self._of(block))}
-        if len(found) < len(self.blocks):
-            found = self._watched() or self._asked_for()
-        return found
+        by_block = {block: one for block in self.blocks if (one := self._of(block))}
+        if len(by_block) < len(self.blocks):
+            by_block = self._watched() or self._asked_for()
+        return by_block
 
     def _of(self, block: int) -> Patterns | None:
         anatomy, inside = self.transformer.anatomy[block - 1], self.transformer.block(block)
@@ -114,16 +114,16 @@ class PatternRecorder:
             self.transformer.model(**prepare(self.transformer.model, self.given.inputs))
         if len(watched.calls) != self.transformer.n_layers:
             return {}
-        found = {}
+        by_block = {}
         for block in self.blocks:
             weights, value, output = watched.calls[block - 1]
-            own = output[0, :, self._queries].transpose(0, 1)
-            found[block] = Patterns.of(self._name, weights[0, :, self._queries], value[0], own)
-        return found
+            rows = output[0, :, self._queries].transpose(0, 1)
+            by_block[block] = Patterns.of(self._name, weights[0, :, self._queries], value[0], rows)
+        return by_block
 
     @torch.no_grad()
     def _asked_for(self) -> dict[int, Patterns]:
-        transformer, found = self.transformer, {}
+        transformer, by_block = self.transformer, {}
         inputs = prepare(transformer.model, self.given.inputs)
         given = getattr(transformer.model(**inputs, output_attentions=True), "attentions", None)
         if not given or len(given) != transformer.n_layers or given[0] is None:
@@ -141,9 +141,9 @@ class PatternRecorder:
             made = made if bias is None else made + bias
             value = made.unflatten(-1, (known.n_kv_heads, -1)).transpose(0, 1)
             weights = given[block - 1][0, :, self._queries]
-            own = sites[block, mixed][0, self._queries]
-            found[block] = Patterns.of(self._name, weights, value, own)
-        return found
+            rows = sites[block, mixed][0, self._queries]
+            by_block[block] = Patterns.of(self._name, weights, value, rows)
+        return by_block
 
 
 class _Watched(TorchFunctionMode):

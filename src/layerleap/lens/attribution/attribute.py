@@ -74,6 +74,7 @@ def attribute(
         n_texts: how many sentences of it.
         progress: of removing.
     """
+    transformer.require_eval()
     last = transformer.n_layers
     if transformer.row_kind == "sequence":
         raise ModelRefused(

@@ -93,14 +93,14 @@ class Places:
 
     def sites(self) -> list[tuple[int, str | Site]]:
         """All sites that are needed."""
-        found: list[tuple[int, str | Site]] = []
+        sites: list[tuple[int, str | Site]] = []
         for block in self.blocks:
-            found += [(block, site) for site in self.added(block).values()]
+            sites += [(block, site) for site in self.added(block).values()]
             if heads := self.heads.get(block):
-                found += [(block, mixed_site(self.transformer, heads)), (block, "attn.out")]
+                sites += [(block, mixed_site(self.transformer, heads)), (block, "attn.out")]
             if ffn := self.ffns.get(block):
-                found += [(block, ffn.site), (block, "ffn.out")]
-        return list(dict.fromkeys(found))
+                sites += [(block, ffn.site), (block, "ffn.out")]
+        return list(dict.fromkeys(sites))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +126,7 @@ class Contributions:
     def rows(self, top: int = 20) -> Iterator[tuple[Component, float]]:
         """Every component with its contribution, in order of execution; `top` neurons at most."""
         neurons = {block: self._neurons(ffn) for block, ffn in self.places.ffns.items()}
-        sizes = torch.cat([own.abs() for own, _ in neurons.values()] or [torch.zeros(1)])
-        least = float(sizes.topk(min(top, len(sizes))).values.amin()) if top else torch.inf
+        strongest = _strongest({block: values for block, (values, _) in neurons.items()}, top)
         yield Component("embedding"), self._dot(self.gradient, self.captured.states[0])
         for block in self.places.blocks:
             scale = self.places.anatomy(block).scale
@@ -135,13 +134,12 @@ class Contributions:
                 if part == "attn" and (heads := self.places.heads.get(block)):
                     yield from self._heads(heads)
                 elif part == "ffn" and block in neurons:
-                    own, constant = neurons[block]
-                    chosen = (own.abs() >= least).nonzero()[:, 0].tolist()
-                    for neuron in sorted(chosen, key=lambda one: -abs(float(own[one]))):
-                        yield Component("ffn", block, neuron=neuron), float(own[neuron])
-                    left = torch.ones_like(own)
-                    left[chosen] = 0
-                    yield Component("ffn", block, rest=True), float(own @ left)
+                    values, constant = neurons[block]
+                    for neuron in strongest[block]:
+                        yield Component("ffn", block, neuron=neuron), float(values[neuron])
+                    left = torch.ones_like(values)
+                    left[strongest[block]] = 0
+                    yield Component("ffn", block, rest=True), float(values @ left)
                     yield from self._constant("ffn bias", block, constant)
                 else:
                     value = self.captured.sites[block, site]
@@ -166,14 +164,14 @@ class Contributions:
         inside = (gradient.to(weight.device) @ wide(weight)).reshape(heads.n_heads, -1)
         if pattern := self.patterns.get(block):
             taken = pattern.values.double() @ inside.cpu().double()[:, :, None]
-            own = pattern.weights[:, 0].double() * taken[..., 0]
-            for head, row in enumerate(own.tolist()):
+            by_source = pattern.weights[:, 0].double() * taken[..., 0]
+            for head, row in enumerate(by_source.tolist()):
                 for source, value in enumerate(row):
                     yield Component("attn", block, head, source=source), value
         else:
             mixed = self.captured.sites[block, mixed_site(transformer, heads)].cpu().double()
-            own = (mixed.reshape(inside.shape) * inside.cpu().double()).sum(1)
-            for head, value in enumerate(own.tolist()):
+            by_head = (mixed.reshape(inside.shape) * inside.cpu().double()).sum(1)
+            for head, value in enumerate(by_head.tolist()):
                 yield Component("attn", block, head), value
         constant = shift + self._bias(gradient, heads.outputs.bias(transformer))
         yield from self._constant("attn bias", block, constant)
@@ -193,3 +191,15 @@ class Contributions:
     def _constant(self, part: str, block: int, value: float) -> Iterator[tuple[Component, float]]:
         if value:
             yield Component(part, block), value
+
+
+def _strongest(neurons: Mapping[int, Tensor], top: int) -> dict[int, list[int]]:
+    """By block, which neurons are among the `top` of all blocks, strongest first."""
+    places = [(block, neuron) for block, values in neurons.items() for neuron in range(len(values))]
+    strongest: dict[int, list[int]] = {block: [] for block in neurons}
+    if places:
+        sizes = torch.cat([values.abs() for values in neurons.values()])
+        for index in sizes.topk(min(top, len(sizes))).indices.tolist():
+            block, neuron = places[index]
+            strongest[block].append(neuron)
+    return strongest

@@ -75,8 +75,8 @@ def _sources(what: str, lines: Sequence[Row], tokens: Sequence[str]) -> Row:
     taken: dict[str, list[float]] = {"all heads": [0.0] * len(tokens)}
     for row in lines:
         if row["source"] is not None:
-            own = taken.setdefault(row["name"], [0.0] * len(tokens))
-            own[row["source"]] += row["direct"]
+            values = taken.setdefault(row["name"], [0.0] * len(tokens))
+            values[row["source"]] += row["direct"]
             taken["all heads"][row["source"]] += row["direct"]
     sizes = sorted(taken, key=lambda name: -max(map(abs, taken[name])))
     names = ["all heads", *[name for name in sizes if name != "all heads"][:MOST]]

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings
 from layerleap.lens.lens import Lens
 from layerleap.lens.vocabulary.tokens import token_label
 from layerleap.models.inputs import as_inputs, padded, without_padding
 from layerleap.models.prompts import encode, several
 from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import longest_input
+from layerleap.stream.examples import require_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,20 +43,20 @@ class OneInput:
         else:  # only the model knows into how many patches it cuts an image
             known = [-1] * transformer.capture(inputs, layers=[0]).states[0].shape[1]
             tokens = tuple(f"p{place}" for place in range(len(known)))
-        n, own = len(tokens), Lens(transformer).positions(known)
-        if n > (limit := longest_input(transformer)) and ids is not None:
-            raise BadText(f"the text has {n} tokens; this model reads at most {limit}")
-        place = own[-1] if position is None else position
+        n, read = len(tokens), Lens(transformer).positions(known)
+        if ids is not None:
+            require_length(transformer, n)
+        place = read[-1] if position is None else position
         if not -n <= place < n:
             raise BadSettings(f"position {place} does not exist: the text has {n} tokens")
         place %= n
-        if transformer.pooling is not None and place not in own:
+        if transformer.pooling is not None and place not in read:
             raise BadSettings(
                 f"{transformer.identity.name} classifies whole inputs, from position "
-                f"{', '.join(map(str, own))}: omit position"
+                f"{', '.join(map(str, read))}: omit position"
             )
         keep = torch.zeros(1, n, dtype=torch.bool)
-        keep[0, own if transformer.pooling is not None else place] = True
+        keep[0, read if transformer.pooling is not None else place] = True
         return cls(inputs, tokens, place, keep)
 
 

@@ -70,8 +70,8 @@ class Readout:
         self._constants: list[tuple[str, Tensor]] = []
         with torch.inference_mode(False), torch.enable_grad():
             self._state = value = state.detach().clone().requires_grad_()
-            if (own := lens.map(layer)).kind != "logit":
-                value = self._plus("map bias", own(value), own(torch.zeros_like(value)))
+            if (shortcut := lens.map(layer)).kind != "logit":
+                value = self._plus("map bias", shortcut(value), shortcut(torch.zeros_like(value)))
             value = value[:, None]  # one-token texts, which every tail accepts
             for step in self.transformer.tail:
                 value = self._step(step, value)
@@ -83,8 +83,8 @@ class Readout:
         leaves = [self._state, *(leaf for _, leaf in self._constants)]
         gradient, *inside = torch.autograd.grad(self._logits, leaves, outside)
         constants: dict[str, float] = {}
-        for (name, leaf), own in zip(self._constants, inside, strict=True):
-            constants[name] = constants.get(name, 0.0) + float((own * leaf.detach()).sum())
+        for (name, leaf), slope in zip(self._constants, inside, strict=True):
+            constants[name] = constants.get(name, 0.0) + float((slope * leaf.detach()).sum())
         known = {name: value for name, value in constants.items() if value}
         score = float(self.logits.double() @ target.double())
         terms = (wide(gradient) * wide(self._state)).double()

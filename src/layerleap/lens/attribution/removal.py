@@ -47,15 +47,18 @@ class Removal:
         """The site of a component, and which of its columns are its own."""
         block = one.block or 0
         if one.head is not None and (heads := self.places.heads.get(block)):
-            own = slice(one.head * heads.d_value, (one.head + 1) * heads.d_value)
-            return mixed_site(self.transformer, heads), own
+            columns = slice(one.head * heads.d_value, (one.head + 1) * heads.d_value)
+            return mixed_site(self.transformer, heads), columns
         if one.neuron is not None and (ffn := self.places.ffns.get(block)):
             return ffn.site, slice(one.neuron, one.neuron + 1)
         return self.places.added(block)[one.part], slice(None)
 
     @torch.no_grad()
     def measure(self, text: Any, n_texts: int, progress: Progress) -> str:
-        """Take means over a text, without the first token of each; how many rows, in words."""
+        """Take means over a text, without the first token of each; how many rows, in words.
+
+        The edit MeanHead differs: a few sentences by default, first tokens included.
+        """
         transformer = self.transformer
         sampling = Sampling(positions="one" if transformer.kind == "masked-token" else "all")
         source, sampling = resolve_text(transformer, text, sampling, progress, n_generated=n_texts)
@@ -87,11 +90,8 @@ class Removal:
         self, given: OneInput, score: Callable[[Tensor], Tensor], progress: Progress
     ) -> dict[Component, float]:
         """The score less the score without each component; `score` takes rows of h[layer]."""
-        transformer, layer, found = (
-            self.transformer,
-            len(self.places.blocks),
-            dict[Component, float](),
-        )
+        transformer, layer = self.transformer, len(self.places.blocks)
+        effects: dict[Component, float] = {}
         inputs = {
             name: value.repeat(AT_ONCE, *[1] * (value.dim() - 1))
             if isinstance(value, Tensor)
@@ -101,14 +101,14 @@ class Removal:
         recording, keep = record(transformer, inputs), given.keep.expand(AT_ONCE, -1)
         before = score(transformer.rows(recording.states[layer], keep))
         for (block, site), group in self._groups():
-            own = [self.slots[one][1] for one in group]
-            edit = _PutMeans(block, site, own, self.means[block, site], given.keep[0])
+            columns = [self.slots[one][1] for one in group]
+            edit = _PutMeans(block, site, columns, self.means[block, site], given.keep[0])
             with transformer.edit(edit):
                 h = recording.run(recording.states[block - 1], block - 1, layer)
             lost = before - score(transformer.rows(h, keep))
-            found |= dict(zip(group, lost.tolist(), strict=False))
-            progress("removing", len(found), len(self.slots), "components")
-        return found
+            effects |= dict(zip(group, lost.tolist(), strict=False))
+            progress("removing", len(effects), len(self.slots), "components")
+        return effects
 
     def _groups(self) -> Iterator[tuple[tuple[int, Site], list[Component]]]:
         """Components of one site, as many as are removed at once."""

@@ -57,7 +57,7 @@ class Attribution(Result):
 
     def lines(self) -> list[Row]:
         """One plain dict per component, in order of execution."""
-        found: list[Row] = []
+        lines: list[Row] = []
         removed = self.removed or [None] * len(self.components)
         for (one, value), lost in zip(self.components, removed, strict=True):
             row: Row = {"name": one.name, **{key: getattr(one, key) for key in KEYS}}
@@ -65,8 +65,8 @@ class Attribution(Result):
                 token = None if one.source is None else self.tokens[one.source]
                 row |= {"source": one.source, "token": token}
             more = {} if self.removed is None else {"if_removed": lost}
-            found.append({**row, "direct": value, **more})
-        return found
+            lines.append({**row, "direct": value, **more})
+        return lines
 
     def strongest(self, count: int = SHOWN) -> list[Row]:
         """The rows that add or take away most, strongest first."""
@@ -114,5 +114,5 @@ class Attribution(Result):
 
     def facts(self) -> Row:
         """What is attributed, and how well the rows add up."""
-        own = ("what", "by", "position", "layer", "lens", "value", "total", "residue")
-        return {"tokens": list(self.tokens), **{key: getattr(self, key) for key in own}}
+        keys = ("what", "by", "position", "layer", "lens", "value", "total", "residue")
+        return {"tokens": list(self.tokens), **{key: getattr(self, key) for key in keys}}

@@ -38,23 +38,23 @@ class Target:
 
         What shifts all logits alike changes no probability; `against` leaves it out.
         """
-        own = int(logits.argmax()) if token is None else output_id(transformer, token)
+        chosen = int(logits.argmax()) if token is None else output_id(transformer, token)
         weights = torch.zeros_like(logits)
-        weights[own] = 1.0
+        weights[chosen] = 1.0
         if against is None:
-            return cls(own, None, weights)
+            return cls(chosen, None, weights)
         if against == VOCABULARY:
-            return cls(own, VOCABULARY, weights - 1 / len(logits))
+            return cls(chosen, VOCABULARY, weights - 1 / len(logits))
         given = [against] if isinstance(against, str | int) else list(against)
         others = tuple(dict.fromkeys(output_id(transformer, one) for one in given))
-        if not others or own in others:
-            name = output_label(transformer, own).label
+        if not others or chosen in others:
+            name = output_label(transformer, chosen).label
             raise BadSettings(
                 f"against is {against!r}; expected one or more tokens other than {name!r}, or "
                 f"{VOCABULARY!r} for the mean of all logits"
             )
         weights[list(others)] -= 1 / len(others)
-        return cls(own, others, weights)
+        return cls(chosen, others, weights)
 
     def words(self, transformer: Transformer) -> str:
         """What is attributed, such as "logit of Paris - London"."""

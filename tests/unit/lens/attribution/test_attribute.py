@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import layerleap as ll
-from layerleap.errors import BadSettings, BadText, LayerleapError
+from layerleap.errors import BadSettings, BadText, LayerleapError, ModelRefused
 from tiny_models import sentences, tiny
 
 PROMPT = "The capital of France is"
@@ -213,3 +213,46 @@ def test_an_induction_head_made_by_hand_is_found():
     assert PATTERNS == ("previous", "first", "duplicate", "induction")
     assert shares.diagonal().tolist() == [1.0, 1.0, 1.0, 1.0]
     assert shares.sum() < 4.5
+
+
+@pytest.mark.parametrize("call", [ll.attribute, ll.attention, lambda model, _: ll.heads(model)])
+def test_a_model_in_training_mode_is_refused(call):
+    model = tiny("gpt2")
+    model.model.train()
+    with pytest.raises(ModelRefused, match="is in training mode"):
+        call(model, "the cat sat")
+
+
+def test_as_many_neurons_have_rows_as_were_asked_for_even_if_some_are_equal():
+    model = tiny("opt")  # its activation gives exact zeros
+    for top in (0, 1, 119, 10**6):
+        rows = ll.attribute(model, "the cat sat", by="neuron", top=top).lines()
+        neurons = [row for row in rows if row["neuron"] is not None]
+        width = sum(model.block(block).fc1.out_features for block in (1, 2, 3))
+        assert len(neurons) == min(top, width)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama"])
+def test_sizes_of_values_are_measured_after_the_gain_of_a_norm_behind_attention(name):
+    model = tiny(name)
+    norm = getattr(model.block(2), "post_attention_layernorm", None) if name != "llama" else None
+    if norm is not None:
+        with torch.no_grad():
+            norm.weight.copy_(torch.randn(norm.weight.shape))
+        model = type(model).wrap(model.model, model.tokenizer)
+    result = ll.attention(model, "the cat sat on the mat", block=2)
+    attention = model.block(2).self_attn
+    heads, kv = model.model.config.num_attention_heads, model.model.config.num_key_value_heads
+    x = model.capture("the cat sat on the mat", layers=(), sites=[(2, "attn.in")]).sites[
+        2, "attn.in"
+    ]
+    values = attention.v_proj(x)[0].unflatten(-1, (kv, -1)).repeat_interleave(heads // kv, 1)
+    weight = attention.o_proj.weight.unflatten(1, (heads, -1))
+    written = torch.einsum("phd,mhd->hpm", values, weight)
+    if norm is not None:
+        written = written * (1 + norm.weight)  # Gemma's gain
+    exact = written.norm(dim=-1).detach()
+    shares = result.weights[2] * exact[:, None]
+    torch.testing.assert_close(
+        result.weighted(2), shares / shares.sum(-1, keepdim=True), rtol=1e-4, atol=1e-6
+    )
