@@ -191,7 +191,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(model, tmp_path, monkeypatc
 def test_an_answer_of_several_tokens_continues_both_prompts(model):
     metric = ll.metrics.log_probability("moon and star")
     cells = grid(model, metric=metric)
-    assert len(cells.tokens) == 8  # the answer but its last token
+    assert len(cells.tokens) == 6
     with torch.no_grad():
         ids = model.tokenizer(f"{CLEAN} moon and star", return_tensors="pt")["input_ids"]
         logs = model.model(ids).logits[0].log_softmax(-1)
@@ -200,6 +200,27 @@ def test_an_answer_of_several_tokens_continues_both_prompts(model):
     loss = grid(model, metric=ll.metrics.loss("moon and star"))
     assert loss.clean == pytest.approx(-cells.clean)
     torch.testing.assert_close(loss.shares, cells.shares)
+
+
+def test_tokens_of_an_answer_are_no_positions(model):
+    metric = ll.metrics.log_probability("moon and star")
+    whole, last = grid(model, metric=metric), grid(model, metric=metric, positions=[-1])
+    assert whole.columns == ["0", "1", "2", "3", "4", "5"]
+    assert "Where the prompts of 6 tokens differ" in str(whole)
+    torch.testing.assert_close(last.shares[:, 0], whole.shares[:, 5], rtol=0, atol=1e-5)
+    assert last.shares.any()
+    with pytest.raises(BadSettings, match="expected some of 0 to 5"):
+        grid(model, metric=metric, positions=[6])
+    with pytest.raises(BadText, match="have 6 and 3 tokens"):
+        grid(model, corrupt="the dog sat", metric=metric)
+
+
+def test_pairs_with_answers_of_other_lengths_share_their_columns(model):
+    prompts = {"clean": CLEAN, "corrupt": CORRUPT}
+    pairs = [{**prompts, "answer": "moon"}, {**prompts, "answer": "river and star"}]
+    both = ll.patch(model, pairs=pairs, progress=False)
+    assert both.columns == ["0", "1", "2", "3", "4", "5"]
+    assert len(both.tokens) == 6
 
 
 def test_metrics_are_what_they_say(model):

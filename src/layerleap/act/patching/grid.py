@@ -235,8 +235,8 @@ class _OnePair:
                 f"the inputs have {ends['clean'].shape[1]} and {ends['corrupt'].shape[1]} "
                 "positions; expected as many of each"
             )
-        self.n_positions = ends["clean"].shape[1]
-        shape = (1, self.n_positions)
+        self.n_run = ends["clean"].shape[1]  # the prompt, and the answer behind it
+        shape = (1, self.n_run)
         first = Bound.of(transformer, self.pair.metric)
         keep = first.keep(self.pair.clean, shape)
         reference = wide(transformer.logits(transformer.rows(ends["clean"], keep)))[None]
@@ -273,7 +273,7 @@ class _OnePair:
 
     def _choose_columns(self) -> None:
         """The positions that are patched, each once, with the names that they were given."""
-        n, chosen = self.n_positions, self.positions
+        n, chosen = self.n_run - self.pair.n_answer, self.positions
         given = range(n) if isinstance(chosen, str | None) else chosen
         self.names: dict[int, str] = {}
         for one in given:
@@ -318,7 +318,7 @@ class _OnePair:
             n = self._at_once(max(map(len, waiting.values())))
             arguments = repeated(self.base, n)
             recording = record(self.transformer, arguments)
-            keep = self.bound.keep(arguments, (n, self.n_positions))
+            keep = self.bound.keep(arguments, (n, self.n_run))
             before = self.bound.of_states(keep, recording.states[-1]).double()
             passes += n
             last = self.transformer.n_layers
@@ -347,8 +347,8 @@ class _OnePair:
 
     def _at_once(self, most: int) -> int:
         """How many cells run at once: as memory allows, in batches of about equal size."""
-        size = (self.transformer.n_layers + 1) * self.n_positions * self.transformer.d_model
-        limit = max(1, min(STATES // size, TOKENS // self.n_positions))
+        size = (self.transformer.n_layers + 1) * self.n_run * self.transformer.d_model
+        limit = max(1, min(STATES // size, TOKENS // self.n_run))
         return ceil(most / ceil(most / limit))
 
 
