@@ -223,6 +223,14 @@ def test_pairs_with_answers_of_other_lengths_share_their_columns(model):
     assert len(both.tokens) == 6
 
 
+def test_a_metric_does_not_replace_the_answers_of_records(model):
+    record = {"clean": CLEAN, "corrupt": CORRUPT, "answer": "moon"}
+    with pytest.raises(BadSettings, match="pair 1 has an answer of its own, which the metric"):
+        ll.patch(model, pairs=[record], metric=METRIC, progress=False)
+    del record["answer"]
+    assert ll.patch(model, pairs=[record], metric=METRIC, progress=False).shares.any()
+
+
 def test_metrics_are_what_they_say(model):
     with torch.no_grad():
         ids = model.tokenizer(CLEAN, return_tensors="pt")["input_ids"]

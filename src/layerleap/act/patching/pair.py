@@ -134,6 +134,11 @@ def pairs_given(pairs: Any, metric: Any) -> Iterator[tuple[Any, Any, Any]]:
     for where, one in given:
         is_record = isinstance(one, Mapping)
         if is_record and {"clean", "corrupt"} <= one.keys():
+            if "answer" in one and metric is not None:
+                raise BadSettings(
+                    f"{where} has an answer of its own, which the metric (--answer) would replace; "
+                    "leave out the one or the other"
+                )
             own = _metric(one, metric)
             prompts = one["clean"], one["corrupt"]
         elif not is_record and isinstance(one, Sequence) and len(one) == 2:
@@ -148,7 +153,7 @@ def pairs_given(pairs: Any, metric: Any) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _metric(record: Mapping[str, Any], metric: Any) -> Any:
-    if "answer" not in record or metric is not None:
+    if "answer" not in record:
         return metric
     if "other" in record:
         return logit_difference(record["answer"], record["other"])
