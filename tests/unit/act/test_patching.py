@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,6 +330,14 @@ def test_in_the_bundled_model_the_second_name_decides_until_heads_carry_it_to_th
     assert (end[2:] > 0.9).all()
     heads = ll.patch(smollm2, *IOI, metric=metric, at="head", method="gradient", progress=False)
     assert heads.correlation > 0.7
+
+
+@pytest.mark.real
+def test_the_example_of_a_patch_by_hand_runs(smollm2, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "patching.md").read_text(encoding="utf8")
+    example = page.partition("## By hand")[2].split("```")[1].removeprefix("python\n")
+    exec(example, {"ll": ll, "model": smollm2})
+    assert "Italy is" in capsys.readouterr().out
 
 
 @pytest.mark.real
