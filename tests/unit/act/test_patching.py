@@ -160,14 +160,22 @@ def test_prompts_longer_than_the_model_reads_are_refused_in_one_sentence():
 
 def test_pairs_of_other_lengths_share_columns_only_without_positions(model):
     pairs = [(CLEAN, CORRUPT), ("a cat", "a dog")]
-    with pytest.raises(BadSettings, match="have 2 and 6 positions"):
-        ll.patch(model, pairs=pairs, metric=METRIC, progress=False)
+    ran = []
+    for positions in (None, [1, -1], [5]):
+        with pytest.raises(BadSettings, match=r"pair 2 of 2: (it has \d columns|positions \[5\])"):
+            ll.patch(
+                model,
+                pairs=pairs,
+                metric=METRIC,
+                positions=positions,
+                progress=lambda *step: ran.append(step),
+            )
+    assert not ran  # refused before any pair runs
     for options in ({"at": "head"}, {"positions": "all"}, {"positions": [-1]}):
         assert ll.patch(model, pairs=pairs, metric=METRIC, progress=False, **options).pairs == 2
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("layerleap.act.patching.grid.SECONDS", -1.0)
+def test_a_run_that_was_stopped_keeps_every_cell_and_goes_on_there(model, tmp_path):
     file, told = tmp_path / "cells.json", []
 
     def stop(phase, done, total, unit="texts"):
@@ -270,6 +278,7 @@ def test_what_is_wrong_is_said_in_one_sentence(model):
         ({"metric": ll.metrics.logit_difference("moon", "moon")}, "a token with itself"),
         ({"positions": [6]}, "expected some of 0 to 5"),
         ({"check": -1}, "check is -1; expected 0 or more"),
+        ({"layers": []}, "layers is empty; expected some of 0 to 3"),
         ({"layers": [4]}, "layer 4 does not exist"),
         ({"at": "head", "layers": [0]}, "block 0 does not exist"),
         ({"pairs": []}, "give a clean and a corrupt prompt, or pairs"),
@@ -303,6 +312,12 @@ def test_the_heat_map_has_a_rectangle_per_cell_and_no_script(model, tmp_path):
 
     page = write_page(tmp_path / "page.html", cells.head(), cells).read_text()
     assert "What carries the difference" in page
+
+
+def test_a_page_says_whether_cells_ran_or_were_estimated(model):
+    assert grid(model).head().lead.startswith("Each cell is patched alone")
+    estimated = grid(model, method="gradient").head().lead
+    assert "linear estimate from the gradient" in estimated
 
 
 def test_edits_in_force_take_part_in_both_runs(model):

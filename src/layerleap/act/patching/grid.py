@@ -22,7 +22,12 @@ from torch import Tensor
 
 from layerleap.act.patching.pair import Pair, pair_of, pairs_given, repeated
 from layerleap.act.patching.places import At, Cell, Places, Values
-from layerleap.act.patching.result import PatchGrid, mean_grid, rank_correlation
+from layerleap.act.patching.result import (
+    PatchGrid,
+    mean_grid,
+    rank_correlation,
+    require_same_columns,
+)
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.files import read_json, write_json
@@ -98,10 +103,15 @@ def patch(
         raise BadSettings(f"check is {check}; expected 0 or more")
     given = [(clean, corrupt, metric)] if pairs is None else list(pairs_given(pairs, metric))
     places = Places.of(transformer, at, layers)
-    aligned = []
+    aligned: list[Pair] = []
+    columns: list[int] = []
     for number, one in enumerate(given, 1):
         with numbered(number, len(given), "pair"):
             aligned.append(pair_of(transformer, *one))
+            if n := len(aligned[-1].tokens):  # other models know only after a pass
+                columns.append(len(_columns(n, positions)))
+                if at not in ("head", "neuron") and positions != "all":
+                    require_same_columns(columns[0], columns[-1])
     settings: dict[str, Any] = {"at": at, "how": how, "method": method, "layers": list(places.rows)}
     settings |= {"positions": positions if isinstance(positions, str | None) else list(positions)}
     transformer.refresh()
@@ -113,7 +123,7 @@ def patch(
         "metrics": [Bound.of(transformer, one.metric).name for one in aligned],
     }
     grids, kept = [], _Kept(checkpoint, about)
-    with reporting(progress) as report, transformer.just_marked():
+    with reporting(progress) as report, transformer.just_marked(), kept:
         for number, pair in enumerate(aligned, 1):
             phase = "patching" if pairs is None else f"patching pair {number} of {len(aligned)}"
 
@@ -123,7 +133,6 @@ def patch(
             with numbered(number, len(aligned), "pair"):
                 of_pair = _OnePair(transformer, places, pair, how, positions, number)
                 grids.append(of_pair.grid(method, check, kept, told))
-    kept.close()
     return mean_grid(grids, places.reasons)
 
 
@@ -143,13 +152,22 @@ class _Kept:
     def put(self, keys: Sequence[str], values: Sequence[float]) -> None:
         """Keep some cells, and write the file now and then."""
         self.cells.update(zip(keys, values, strict=False))  # the last batch may not be full
-        if self.path is not None and monotonic() - self.saved > SECONDS:
-            write_json(self.path, {"about": self.about, "cells": self.cells})
-            self.saved = monotonic()
+        if monotonic() - self.saved > SECONDS:
+            self._write()
 
-    def close(self) -> None:
-        """The run is finished."""
-        if self.path is not None:
+    def _write(self) -> None:
+        if self.path is not None and self.cells:
+            write_json(self.path, {"about": self.about, "cells": self.cells})
+        self.saved = monotonic()
+
+    def __enter__(self) -> "_Kept":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A finished run needs no file; one that was stopped keeps all its cells."""
+        if kind is not None:
+            self._write()
+        elif self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
@@ -176,7 +194,8 @@ class _OnePair:
         """All cells, exactly or from the gradient."""
         values, clean, corrupt = self._read(with_gradients=method == "gradient")
         self.prefix = f"{self.number}:{clean!r}:{corrupt!r}"
-        self._choose_columns()
+        self.names = _columns(self.n_run - self.pair.n_answer, self.positions)
+        self.numbers = list(self.names)
         donor, base = values["donor"], values["base"]
         differs = {
             row: self._by_column((donor[row] != base[row]).any(-1)) > 0 for row in self.places.rows
@@ -271,17 +290,6 @@ class _OnePair:
             values["gradient"] = self.places.values(own.gradients)
         return values, clean, corrupt
 
-    def _choose_columns(self) -> None:
-        """The positions that are patched, each once, with the names that they were given."""
-        n, chosen = self.n_run - self.pair.n_answer, self.positions
-        given = range(n) if isinstance(chosen, str | None) else chosen
-        self.names: dict[int, str] = {}
-        for one in given:
-            self.names.setdefault(n + one if one < 0 else one, str(one))
-        self.numbers = list(self.names)
-        if any(not 0 <= one < n for one in self.numbers) or not self.numbers:
-            raise BadSettings(f"positions {list(given)}; expected some of 0 to {n - 1}")
-
     def _by_column(self, values: Tensor) -> Tensor:
         """(position, unit) -> (column,), summed over the positions of each."""
         here = values[self.numbers].double()
@@ -350,6 +358,17 @@ class _OnePair:
         size = (self.transformer.n_layers + 1) * self.n_run * self.transformer.d_model
         limit = max(1, min(STATES // size, TOKENS // self.n_run))
         return ceil(most / ceil(most / limit))
+
+
+def _columns(n: int, positions: Any) -> dict[int, str]:
+    """The positions of n that are patched, each once, with the names that they were given."""
+    given = range(n) if isinstance(positions, str | None) else positions
+    names: dict[int, str] = {}
+    for one in given:
+        names.setdefault(n + one if one < 0 else one, str(one))
+    if any(not 0 <= one < n for one in names) or not names:
+        raise BadSettings(f"positions {list(given)}; expected some of 0 to {n - 1}")
+    return names
 
 
 def _sample(cells: Sequence[Cell], n: int) -> list[Cell]:
