@@ -348,6 +348,20 @@ def test_in_the_bundled_model_the_second_name_decides_until_heads_carry_it_to_th
 
 
 @pytest.mark.real
+def test_an_answer_without_its_space_is_noted_as_in_an_attribution(smollm2):
+    prompts = "The capital of France is", "The capital of Italy is"
+    metrics = ll.metrics
+    for metric in (metrics.logit_difference("Paris", " Rome"), metrics.log_probability("Paris")):
+        cells = ll.patch(smollm2, *prompts, metric=metric, layers=[30], progress=False)
+        assert list(cells.notes) == [
+            "'Paris' has no space in front; ' Paris' is another token, and likelier here"
+        ]
+    pairs = [prompts, ("The capital of Spain is", "The capital of Italy is")]
+    both = ll.patch(smollm2, pairs=pairs, metric=metric, layers=[30], progress=False)
+    assert len([note for note in both.notes if "no space in front" in note]) == 1
+
+
+@pytest.mark.real
 def test_the_example_of_a_patch_by_hand_runs(smollm2, capsys):
     page = (Path(__file__).parents[3] / "docs" / "patching.md").read_text(encoding="utf8")
     example = page.partition("## By hand")[2].split("```")[1].removeprefix("python\n")

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from layerleap.act.metrics import Metric
 from layerleap.act.patching.pair import Pair, pair_of, pairs_given, repeated
 from layerleap.act.patching.places import At, Cell, Places, Values
 from layerleap.act.patching.result import (
@@ -239,6 +240,7 @@ class _OnePair:
             passes=passes + more,
             correlation=correlation,
             checked_cells=checked_cells,
+            remarks=self.hints,
         )
 
     def _read(self, *, with_gradients: bool) -> tuple[dict[str, Values], float, float]:
@@ -260,6 +262,8 @@ class _OnePair:
         keep = first.keep(self.pair.clean, shape)
         reference = wide(transformer.logits(transformer.rows(ends["clean"], keep)))[None]
         self.bound = Bound.of(transformer, self.pair.metric, reference)
+        named = self.pair.metric if isinstance(self.pair.metric, Metric) else None
+        self.hints = named.hints(transformer, reference[0, 0]) if named else []
         clean, corrupt = (
             float(self.bound.of_states(self.bound.keep(sides[side], shape), ends[side]))
             for side in ("clean", "corrupt")

@@ -30,7 +30,7 @@ STRONGEST = 12  # cells listed under the heat map
 WIDEST = 80  # columns that a heat map has room for; more are only listed
 SHADES = 7  # of the scale
 WEAK = 0.1  # of the mean difference of pairs; those below are named
-LISTED = 10  # of them
+LISTED = 10  # of them, and of hints
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -249,6 +249,10 @@ def mean_grid(grids: Sequence[PatchGrid], remarks: Sequence[str]) -> PatchGrid:
     Pairs count by how far their runs are apart, so that none with a small difference rules.
     """
     first, *rest = grids
+    remarks = [
+        *remarks,
+        *list(dict.fromkeys(hint for one in grids for hint in one.remarks))[:LISTED],
+    ]
     if not rest:
         return replace(first, remarks=tuple(remarks))
     for one in rest:
