@@ -103,7 +103,11 @@ def test_what_is_wrong_is_one_line(place: Path, empty_cache: Path) -> None:
         ((), "give CLEAN and CORRUPT, or --pairs"),
         (("the cat sat", "the dog", "--answer", "moon"), "3 and 2 tokens"),
         ((*PATCH, "--at", "heads"), "at is 'heads'"),
-        ((*PATCH, "--positions", "first"), "--positions 'first' is not a list"),
+        ((*PATCH, "--positions", "first"), "--positions is 'first'; expected each, all, or"),
+        ((*PATCH[:3], "moon star", "--other", "sun"), "leave out --other to score all tokens"),
+        ((*PATCH[:3], ""), "--answer or --other is empty"),
+        ((*PATCH[:2], "--other", "sun"), "--other 'sun' needs --answer"),
+        (("--pairs", place / "pairs.jsonl", "--answer", "moon"), "has an answer of its own"),
         (("--pairs", "none.jsonl"), "there is no file none.jsonl"),
     ):
         result = run("patch", place / "llama", *words)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
-from layerleap.lens.attribution.target import Token, output_id, output_ids
+from layerleap.lens.attribution.target import Token, output_id, output_ids, spaced
 from layerleap.lens.vocabulary.tokens import output_label
 from layerleap.models.metric import Bound
 from layerleap.models.transformer import Transformer
@@ -33,6 +33,10 @@ class Metric(ABC):
     @abstractmethod
     def bound(self, transformer: Transformer, reference: Tensor | None = None) -> Bound:
         """The metric for one model; `reference` are the logits of the clean run."""
+
+    def hints(self, transformer: Transformer, logits: Tensor) -> list[str]:
+        """Sentences about words that are likelier with a space in front, by logits (d_vocab,)."""
+        return [hint for word in vars(self).values() if (hint := spaced(transformer, word, logits))]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,14 +160,22 @@ def test_prompts_longer_than_the_model_reads_are_refused_in_one_sentence():
 
 def test_pairs_of_other_lengths_share_columns_only_without_positions(model):
     pairs = [(CLEAN, CORRUPT), ("a cat", "a dog")]
-    with pytest.raises(BadSettings, match="have 2 and 6 positions"):
-        ll.patch(model, pairs=pairs, metric=METRIC, progress=False)
+    ran = []
+    for positions in (None, [1, -1], [5]):
+        with pytest.raises(BadSettings, match=r"pair 2 of 2: (it has \d columns|positions \[5\])"):
+            ll.patch(
+                model,
+                pairs=pairs,
+                metric=METRIC,
+                positions=positions,
+                progress=lambda *step: ran.append(step),
+            )
+    assert not ran  # refused before any pair runs
     for options in ({"at": "head"}, {"positions": "all"}, {"positions": [-1]}):
         assert ll.patch(model, pairs=pairs, metric=METRIC, progress=False, **options).pairs == 2
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("layerleap.act.patching.grid.SECONDS", -1.0)
+def test_a_run_that_was_stopped_keeps_every_cell_and_goes_on_there(model, tmp_path):
     file, told = tmp_path / "cells.json", []
 
     def stop(phase, done, total, unit="texts"):
@@ -191,7 +200,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(model, tmp_path, monkeypatc
 def test_an_answer_of_several_tokens_continues_both_prompts(model):
     metric = ll.metrics.log_probability("moon and star")
     cells = grid(model, metric=metric)
-    assert len(cells.tokens) == 8  # the answer but its last token
+    assert len(cells.tokens) == 6
     with torch.no_grad():
         ids = model.tokenizer(f"{CLEAN} moon and star", return_tensors="pt")["input_ids"]
         logs = model.model(ids).logits[0].log_softmax(-1)
@@ -200,6 +209,35 @@ def test_an_answer_of_several_tokens_continues_both_prompts(model):
     loss = grid(model, metric=ll.metrics.loss("moon and star"))
     assert loss.clean == pytest.approx(-cells.clean)
     torch.testing.assert_close(loss.shares, cells.shares)
+
+
+def test_tokens_of_an_answer_are_no_positions(model):
+    metric = ll.metrics.log_probability("moon and star")
+    whole, last = grid(model, metric=metric), grid(model, metric=metric, positions=[-1])
+    assert whole.columns == ["0", "1", "2", "3", "4", "5"]
+    assert "Where the prompts of 6 tokens differ" in str(whole)
+    torch.testing.assert_close(last.shares[:, 0], whole.shares[:, 5], rtol=0, atol=1e-5)
+    assert last.shares.any()
+    with pytest.raises(BadSettings, match="expected some of 0 to 5"):
+        grid(model, metric=metric, positions=[6])
+    with pytest.raises(BadText, match="have 6 and 3 tokens"):
+        grid(model, corrupt="the dog sat", metric=metric)
+
+
+def test_pairs_with_answers_of_other_lengths_share_their_columns(model):
+    prompts = {"clean": CLEAN, "corrupt": CORRUPT}
+    pairs = [{**prompts, "answer": "moon"}, {**prompts, "answer": "river and star"}]
+    both = ll.patch(model, pairs=pairs, progress=False)
+    assert both.columns == ["0", "1", "2", "3", "4", "5"]
+    assert len(both.tokens) == 6
+
+
+def test_a_metric_does_not_replace_the_answers_of_records(model):
+    record = {"clean": CLEAN, "corrupt": CORRUPT, "answer": "moon"}
+    with pytest.raises(BadSettings, match="pair 1 has an answer of its own, which the metric"):
+        ll.patch(model, pairs=[record], metric=METRIC, progress=False)
+    del record["answer"]
+    assert ll.patch(model, pairs=[record], metric=METRIC, progress=False).shares.any()
 
 
 def test_metrics_are_what_they_say(model):
@@ -240,6 +278,7 @@ def test_what_is_wrong_is_said_in_one_sentence(model):
         ({"metric": ll.metrics.logit_difference("moon", "moon")}, "a token with itself"),
         ({"positions": [6]}, "expected some of 0 to 5"),
         ({"check": -1}, "check is -1; expected 0 or more"),
+        ({"layers": []}, "layers is empty; expected some of 0 to 3"),
         ({"layers": [4]}, "layer 4 does not exist"),
         ({"at": "head", "layers": [0]}, "block 0 does not exist"),
         ({"pairs": []}, "give a clean and a corrupt prompt, or pairs"),
@@ -275,6 +314,12 @@ def test_the_heat_map_has_a_rectangle_per_cell_and_no_script(model, tmp_path):
     assert "What carries the difference" in page
 
 
+def test_a_page_says_whether_cells_ran_or_were_estimated(model):
+    assert grid(model).head().lead.startswith("Each cell is patched alone")
+    estimated = grid(model, method="gradient").head().lead
+    assert "linear estimate from the gradient" in estimated
+
+
 def test_edits_in_force_take_part_in_both_runs(model):
     with model.edit("L2.N3=4"):
         edited = grid(model)
@@ -300,6 +345,28 @@ def test_in_the_bundled_model_the_second_name_decides_until_heads_carry_it_to_th
     assert (end[2:] > 0.9).all()
     heads = ll.patch(smollm2, *IOI, metric=metric, at="head", method="gradient", progress=False)
     assert heads.correlation > 0.7
+
+
+@pytest.mark.real
+def test_an_answer_without_its_space_is_noted_as_in_an_attribution(smollm2):
+    prompts = "The capital of France is", "The capital of Italy is"
+    metrics = ll.metrics
+    for metric in (metrics.logit_difference("Paris", " Rome"), metrics.log_probability("Paris")):
+        cells = ll.patch(smollm2, *prompts, metric=metric, layers=[30], progress=False)
+        assert list(cells.notes) == [
+            "'Paris' has no space in front; ' Paris' is another token, and likelier here"
+        ]
+    pairs = [prompts, ("The capital of Spain is", "The capital of Italy is")]
+    both = ll.patch(smollm2, pairs=pairs, metric=metric, layers=[30], progress=False)
+    assert len([note for note in both.notes if "no space in front" in note]) == 1
+
+
+@pytest.mark.real
+def test_the_example_of_a_patch_by_hand_runs(smollm2, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "patching.md").read_text(encoding="utf8")
+    example = page.partition("## By hand")[2].split("```")[1].removeprefix("python\n")
+    exec(example, {"ll": ll, "model": smollm2})
+    assert "Italy is" in capsys.readouterr().out
 
 
 @pytest.mark.real

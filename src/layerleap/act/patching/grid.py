@@ -20,9 +20,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from layerleap.act.metrics import Metric
 from layerleap.act.patching.pair import Pair, pair_of, pairs_given, repeated
 from layerleap.act.patching.places import At, Cell, Places, Values
-from layerleap.act.patching.result import PatchGrid, mean_grid, rank_correlation
+from layerleap.act.patching.result import (
+    PatchGrid,
+    mean_grid,
+    rank_correlation,
+    require_same_columns,
+)
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.files import read_json, write_json
@@ -98,10 +104,15 @@ def patch(
         raise BadSettings(f"check is {check}; expected 0 or more")
     given = [(clean, corrupt, metric)] if pairs is None else list(pairs_given(pairs, metric))
     places = Places.of(transformer, at, layers)
-    aligned = []
+    aligned: list[Pair] = []
+    columns: list[int] = []
     for number, one in enumerate(given, 1):
         with numbered(number, len(given), "pair"):
             aligned.append(pair_of(transformer, *one))
+            if n := len(aligned[-1].tokens):  # other models know only after a pass
+                columns.append(len(_columns(n, positions)))
+                if at not in ("head", "neuron") and positions != "all":
+                    require_same_columns(columns[0], columns[-1])
     settings: dict[str, Any] = {"at": at, "how": how, "method": method, "layers": list(places.rows)}
     settings |= {"positions": positions if isinstance(positions, str | None) else list(positions)}
     transformer.require_eval()
@@ -114,7 +125,7 @@ def patch(
         "metrics": [Bound.of(transformer, one.metric).name for one in aligned],
     }
     grids, kept = [], _Kept(checkpoint, about)
-    with reporting(progress) as report, transformer.just_marked():
+    with reporting(progress) as report, transformer.just_marked(), kept:
         for number, pair in enumerate(aligned, 1):
             phase = "patching" if pairs is None else f"patching pair {number} of {len(aligned)}"
 
@@ -124,7 +135,6 @@ def patch(
             with numbered(number, len(aligned), "pair"):
                 of_pair = _OnePair(transformer, places, pair, how, positions, number)
                 grids.append(of_pair.grid(method, check, kept, told))
-    kept.close()
     return mean_grid(grids, places.reasons)
 
 
@@ -144,13 +154,22 @@ class _Kept:
     def put(self, keys: Sequence[str], values: Sequence[float]) -> None:
         """Keep some cells, and write the file now and then."""
         self.cells.update(zip(keys, values, strict=False))  # the last batch may not be full
-        if self.path is not None and monotonic() - self.saved > SECONDS:
-            write_json(self.path, {"about": self.about, "cells": self.cells})
-            self.saved = monotonic()
+        if monotonic() - self.saved > SECONDS:
+            self._write()
 
-    def close(self) -> None:
-        """The run is finished."""
-        if self.path is not None:
+    def _write(self) -> None:
+        if self.path is not None and self.cells:
+            write_json(self.path, {"about": self.about, "cells": self.cells})
+        self.saved = monotonic()
+
+    def __enter__(self) -> "_Kept":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A finished run needs no file; one that was stopped keeps all its cells."""
+        if kind is not None:
+            self._write()
+        elif self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
@@ -177,7 +196,8 @@ class _OnePair:
         """All cells, exactly or from the gradient."""
         values, clean, corrupt = self._read(with_gradients=method == "gradient")
         self.prefix = f"{self.number}:{clean!r}:{corrupt!r}"
-        self._choose_columns()
+        self.names = _columns(self.n_run - self.pair.n_answer, self.positions)
+        self.numbers = list(self.names)
         donor, base = values["donor"], values["base"]
         differs = {
             row: self._by_column((donor[row] != base[row]).any(-1)) > 0 for row in self.places.rows
@@ -221,6 +241,7 @@ class _OnePair:
             passes=passes + more,
             correlation=correlation,
             checked_cells=checked_cells,
+            remarks=self.hints,
         )
 
     def _read(self, *, with_gradients: bool) -> tuple[dict[str, Values], float, float]:
@@ -236,12 +257,14 @@ class _OnePair:
                 f"the inputs have {ends['clean'].shape[1]} and {ends['corrupt'].shape[1]} "
                 "positions; expected as many of each"
             )
-        self.n_positions = ends["clean"].shape[1]
-        shape = (1, self.n_positions)
+        self.n_run = ends["clean"].shape[1]  # the prompt, and the answer behind it
+        shape = (1, self.n_run)
         first = Bound.of(transformer, self.pair.metric)
         keep = first.keep(self.pair.clean, shape)
         reference = wide(transformer.logits(transformer.rows(ends["clean"], keep)))[None]
         self.bound = Bound.of(transformer, self.pair.metric, reference)
+        named = self.pair.metric if isinstance(self.pair.metric, Metric) else None
+        self.hints = named.hints(transformer, reference[0, 0]) if named else []
         clean, corrupt = (
             float(self.bound.of_states(self.bound.keep(sides[side], shape), ends[side]))
             for side in ("clean", "corrupt")
@@ -271,17 +294,6 @@ class _OnePair:
                 )
             values["gradient"] = self.places.values(own.gradients)
         return values, clean, corrupt
-
-    def _choose_columns(self) -> None:
-        """The positions that are patched, each once, with the names that they were given."""
-        n, chosen = self.n_positions, self.positions
-        given = range(n) if isinstance(chosen, str | None) else chosen
-        self.names: dict[int, str] = {}
-        for one in given:
-            self.names.setdefault(n + one if one < 0 else one, str(one))
-        self.numbers = list(self.names)
-        if any(not 0 <= one < n for one in self.numbers) or not self.numbers:
-            raise BadSettings(f"positions {list(given)}; expected some of 0 to {n - 1}")
 
     def _by_column(self, values: Tensor) -> Tensor:
         """(position, unit) -> (column,), summed over the positions of each."""
@@ -319,7 +331,7 @@ class _OnePair:
             n = self._at_once(max(map(len, waiting.values())))
             arguments = repeated(self.base, n)
             recording = record(self.transformer, arguments)
-            keep = self.bound.keep(arguments, (n, self.n_positions))
+            keep = self.bound.keep(arguments, (n, self.n_run))
             before = self.bound.of_states(keep, recording.states[-1]).double()
             passes += n
             last = self.transformer.n_layers
@@ -348,9 +360,20 @@ class _OnePair:
 
     def _at_once(self, most: int) -> int:
         """How many cells run at once: as memory allows, in batches of about equal size."""
-        size = (self.transformer.n_layers + 1) * self.n_positions * self.transformer.d_model
-        limit = max(1, min(STATES // size, TOKENS // self.n_positions))
+        size = (self.transformer.n_layers + 1) * self.n_run * self.transformer.d_model
+        limit = max(1, min(STATES // size, TOKENS // self.n_run))
         return ceil(most / ceil(most / limit))
+
+
+def _columns(n: int, positions: Any) -> dict[int, str]:
+    """The positions of n that are patched, each once, with the names that they were given."""
+    given = range(n) if isinstance(positions, str | None) else positions
+    names: dict[int, str] = {}
+    for one in given:
+        names.setdefault(n + one if one < 0 else one, str(one))
+    if any(not 0 <= one < n for one in names) or not names:
+        raise BadSettings(f"positions {list(given)}; expected some of 0 to {n - 1}")
+    return names
 
 
 def _sample(cells: Sequence[Cell], n: int) -> list[Cell]:

@@ -30,6 +30,7 @@ class Pair:
     corrupt: Mapping[str, Any]
     tokens: Sequence[tuple[str, str]]  # labels by position; () where the model reads no tokens
     metric: Any
+    n_answer: int = 0  # tokens behind both prompts, for a metric of several; they are no positions
 
     @property
     def ids(self) -> list[Any]:
@@ -42,10 +43,10 @@ def pair_of(transformer: Transformer, clean: Any, corrupt: Any, metric: Any) -> 
     """Both prompts as arguments, continued with an answer of several tokens if it has one."""
     answer = Bound.of(transformer, metric).answer
     sides = [_arguments(transformer, prompt, answer) for prompt in (clean, corrupt)]
-    name = _ids_name(transformer)
+    name, n_answer = _ids_name(transformer), len(answer)
     if name not in sides[0]:
         return Pair(sides[0], sides[1], (), metric)
-    ids = [side[name][0].tolist() for side in sides]
+    ids = [side[name][0, : side[name].shape[1] - n_answer].tolist() for side in sides]
     labels = [[token_label(transformer, one).label for one in text] for text in ids]
     if len(ids[0]) != len(ids[1]):
         n, m = map(len, ids)
@@ -57,9 +58,10 @@ def pair_of(transformer: Transformer, clean: Any, corrupt: Any, metric: Any) -> 
             f"the prompts have {n} and {m} tokens; expected as many of each, so that every "
             f"position has its counterpart:\n{shown}"
         )
-    if len(ids[0]) > (limit := longest_input(transformer)):
-        raise BadText(f"the prompts have {len(ids[0])} tokens; this model reads at most {limit}")
-    return Pair(sides[0], sides[1], list(zip(*labels, strict=True)), metric)
+    if (n := len(ids[0]) + n_answer) > (limit := longest_input(transformer)):
+        with_answer = " with the answer" if n_answer else ""
+        raise BadText(f"the prompts{with_answer} have {n} tokens; this model reads at most {limit}")
+    return Pair(sides[0], sides[1], list(zip(*labels, strict=True)), metric, n_answer)
 
 
 def _ids_name(transformer: Transformer) -> str:
@@ -132,6 +134,11 @@ def pairs_given(pairs: Any, metric: Any) -> Iterator[tuple[Any, Any, Any]]:
     for where, one in given:
         is_record = isinstance(one, Mapping)
         if is_record and {"clean", "corrupt"} <= one.keys():
+            if "answer" in one and metric is not None:
+                raise BadSettings(
+                    f"{where} has an answer of its own, which the metric (--answer) would replace; "
+                    "leave out the one or the other"
+                )
             own = _metric(one, metric)
             prompts = one["clean"], one["corrupt"]
         elif not is_record and isinstance(one, Sequence) and len(one) == 2:
@@ -146,7 +153,7 @@ def pairs_given(pairs: Any, metric: Any) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _metric(record: Mapping[str, Any], metric: Any) -> Any:
-    if "answer" not in record or metric is not None:
+    if "answer" not in record:
         return metric
     if "other" in record:
         return logit_difference(record["answer"], record["other"])

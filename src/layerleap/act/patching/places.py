@@ -47,11 +47,7 @@ class Places:
     @classmethod
     def of(cls, transformer: Transformer, at: At, layers: Sequence[int] | None) -> "Places":
         """All layers or blocks, or some; blocks without such places are left out, with why."""
-        first = 0 if at == "state" else 1
-        every = range(first, transformer.n_layers + 1)
-        for layer in layers or ():
-            (check_layer if at == "state" else check_block)(transformer, layer)
-        wanted = sorted(set(every if layers is None else layers))
+        wanted = _wanted(transformer, at, layers)
         if at == "state":
             return cls(transformer, at, tuple(wanted), {})
         sites: dict[int, Site] = {}
@@ -118,3 +114,15 @@ class Places:
         if self.at == "neuron":
             return PatchNeuron(row, unit, values, positions, to)
         return PatchSite(row, self.at, values, positions, to)
+
+
+def _wanted(transformer: Transformer, at: At, layers: Sequence[int] | None) -> list[int]:
+    """The layers or blocks that are asked for."""
+    every = range(0 if at == "state" else 1, transformer.n_layers + 1)
+    if layers is None:
+        return list(every)
+    if not layers:
+        raise BadSettings(f"layers is empty; expected some of {every[0]} to {every[-1]}")
+    for layer in layers:
+        (check_layer if at == "state" else check_block)(transformer, layer)
+    return sorted(set(layers))

@@ -30,7 +30,7 @@ STRONGEST = 12  # cells listed under the heat map
 WIDEST = 80  # columns that a heat map has room for; more are only listed
 SHADES = 7  # of the scale
 WEAK = 0.1  # of the mean difference of pairs; those below are named
-LISTED = 10  # of them
+LISTED = 10  # of them, and of hints
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,7 +184,9 @@ class PatchGrid(Result):
             ("What carries the difference in ", self.model, ""),
             [f"metric: {self.metric}", f"{self.how}, {self.method}", f"pairs: {self.pairs}"],
             f"By {self.row_name} and {self._column_name}",
-            "Each cell is patched alone; the others run as they would.",
+            "Each cell is patched alone; the others run as they would."
+            if self.method == "exact"
+            else "Each cell is a linear estimate from the gradient of what patching it alone does.",
         )
 
     def picture(self) -> Row:
@@ -247,15 +249,14 @@ def mean_grid(grids: Sequence[PatchGrid], remarks: Sequence[str]) -> PatchGrid:
     Pairs count by how far their runs are apart, so that none with a small difference rules.
     """
     first, *rest = grids
+    remarks = [
+        *remarks,
+        *list(dict.fromkeys(hint for one in grids for hint in one.remarks))[:LISTED],
+    ]
     if not rest:
         return replace(first, remarks=tuple(remarks))
-    if any(one.shares.shape != first.shares.shape for one in rest):
-        lengths = sorted({len(one.columns) for one in grids})
-        raise BadSettings(
-            f"the pairs have {' and '.join(map(str, lengths))} positions, so their columns are not "
-            "the same; give positions='all', or positions from the end as in positions=[-1], or "
-            "patch heads"
-        )
+    for one in rest:
+        require_same_columns(len(first.columns), len(one.columns))
     sizes = torch.tensor([abs(one.clean - one.corrupt) for one in grids]).double()
     every = torch.stack([one.shares for one in grids]).flatten(1)
     shares, low, high = Documents(torch.arange(len(grids))).of(
@@ -288,6 +289,16 @@ def mean_grid(grids: Sequence[PatchGrid], remarks: Sequence[str]) -> PatchGrid:
         checked_cells=sum(one.checked_cells for one in grids),
         remarks=tuple(remarks),
     )
+
+
+def require_same_columns(first: int, other: int) -> None:
+    """Refuse a pair with another number of columns than the first."""
+    if first != other:
+        raise BadSettings(
+            f"it has {other} columns of positions, and the first pair {first}; give pairs of equal "
+            "length, positions='all', or positions from the end as in positions=[-1], or patch "
+            "heads"
+        )
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:

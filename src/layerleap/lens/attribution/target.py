@@ -102,7 +102,7 @@ def spaced(transformer: Transformer, token: Token | None, logits: Tensor) -> str
     """A hint where a word was named without the space that the likelier token has; else ""."""
     if not isinstance(token, str) or transformer.kind.endswith("-class") or token.startswith(" "):
         return ""
-    ids = transformer.need_tokenizer()(f" {token}", add_special_tokens=False)["input_ids"]
-    if len(ids) != 1 or logits[ids[0]] <= logits[output_id(transformer, token)]:
+    given, better = (output_ids(transformer, text) for text in (token, f" {token}"))
+    if len(better) > len(given) or logits[better[0]] <= logits[given[0]]:
         return ""
     return f"{token!r} has no space in front; {' ' + token!r} is another token, and likelier here"

@@ -100,21 +100,25 @@ def patch(
 
         if (pairs is None) == (clean is None or corrupt is None):
             raise BadSettings("give CLEAN and CORRUPT, or --pairs")
+        if "" in (answer, other):
+            raise BadSettings("--answer or --other is empty; expected words such as ' Paris'")
+        if other is not None and answer is None:
+            raise BadSettings(f"--other {other!r} needs --answer, which it is compared with")
         if pairs is None and answer is None:
             raise BadSettings(
                 "give --answer, such as --answer ' Paris', and --other if there is one"
             )
-        chosen: Any = positions
-        if positions not in (None, "each", "all"):
-            chosen = read_layers(str(positions), "--positions")
+        chosen = _positions(positions)
         wanted = None if layers is None else read_layers(layers, "--layers")
         tell(f"patches {model} at {at}: {method} cells")
         transformer = loading.load(model)
         metric: Any = None
         if answer is not None:
             metrics = layerleap.metrics
-            one = metrics.log_probability(answer)
-            metric = one if other is None else metrics.logit_difference(answer, other)
+            metric = metrics.log_probability(answer)
+            if other is not None:
+                _one_token_each(transformer, answer, other)
+                metric = metrics.logit_difference(answer, other)
         asked = [
             model,
             clean,
@@ -146,6 +150,30 @@ def patch(
             )
         _write_page(html, grid)
         show(grid, json=json)
+
+
+def _positions(text: str | None) -> Any:
+    if text in (None, "each", "all"):
+        return text
+    try:
+        return [int(part) for part in str(text).split(",")]
+    except ValueError as error:
+        raise BadSettings(
+            f"--positions is {text!r}; expected each, all, or numbers separated by commas, such as "
+            "9,-1"
+        ) from error
+
+
+def _one_token_each(transformer: Any, *answers: str) -> None:
+    """Refuse answers that have no single logit to compare."""
+    from layerleap.lens.attribution.target import output_ids
+
+    for option, text in zip(("--answer", "--other"), answers, strict=True):
+        if (n := len(output_ids(transformer, text))) > 1:
+            raise BadSettings(
+                f"{option} {text!r} is {n} tokens of this model, and --other compares single "
+                "ones; leave out --other to score all tokens of --answer"
+            )
 
 
 def direction(
