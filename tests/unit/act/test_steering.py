@@ -259,3 +259,24 @@ def test_the_picture_is_a_curve_without_script(found, tmp_path):
     assert "<script" not in html
     Page(html)
     assert "A direction of" in write_page(tmp_path / "page.html", found.head(), found).read_text()
+
+
+@pytest.mark.parametrize("positions", ["last", "generated", [999], [63, 999]])
+def test_positions_that_no_scored_prediction_sees_are_refused(model, found, positions):
+    with pytest.raises(BadSettings, match="would change nothing that is scored"):
+        ll.steering_cost(model, found, text=sentences(4), positions=positions, progress=False)
+    cost = ll.steering_cost(
+        model, found, factors=[3.0], text=sentences(4), n_texts=1, positions=[0], progress=False
+    )
+    assert cost.lines[0]["kl"] > 0
+
+
+def test_the_cost_on_one_text_is_worded_as_that_of_one(model, found):
+    cost = ll.steering_cost(
+        model, found, factors=[3.0], text=sentences(4), n_texts=1, random=1, progress=False
+    )
+    assert "of 1 document of" in cost.short()
+    assert (
+        cost.legend()
+        == "random: 1 random vector of the same length; one document gives no intervals"
+    )
