@@ -280,3 +280,39 @@ def test_the_cost_on_one_text_is_worded_as_that_of_one(model, found):
         cost.legend()
         == "random: 1 random vector of the same length; one document gives no intervals"
     )
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_mean_over_tokens_leaves_the_first_out_unless_it_is_the_only_one(name):
+    model = tiny(name)
+    positive = ["cat", *POSITIVE]
+    own = direction(model, positive, layer=2, at="mean")
+    means = []
+    for texts in (positive, NEGATIVE):
+        h = [model.capture(one, layers=[2]).states[2][0] for one in texts]
+        means.append(torch.stack([one[min(1, len(one) - 1) :].mean(0) for one in h]).mean(0))
+    torch.testing.assert_close(own.vector, means[0] - means[1], rtol=1e-4, atol=1e-5)
+    assert "read as the mean over tokens" in own.legend()
+
+
+def test_an_auc_that_differs_from_that_of_the_chosen_layer_is_explained(model):
+    texts = sentences(80)
+    found = direction(model, texts[:40], texts[40:])
+    own, chosen = (f"{one:.2f}" for one in (found.auc["value"], found.layers[found.layer]["auc"]))
+    assert own != chosen
+    (note,) = (one for one in found.notes if "first line" in one)
+    assert own in note
+    assert chosen in note
+
+
+def test_no_prompts_are_counted_as_none(model, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    for empty in ([], (), tmp_path / "empty.txt"):
+        with pytest.raises(BadText, match="0 positive prompts; expected 4"):
+            direction(model, empty)
+
+
+def test_a_direction_of_an_earlier_version_does_not_know_how_long_states_are(found):
+    layers = [{k: v for k, v in row.items() if k != "state_length"} for row in found.layers]
+    with pytest.raises(BadArtifact, match="saved by an earlier version"):
+        replace(found, layers=layers).state_length(1)
