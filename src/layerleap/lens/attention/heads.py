@@ -87,18 +87,19 @@ class HeadPatterns(Result):
     def of(self, pattern: str, count: int = SHOWN) -> StrongestHeads:
         """The heads with the largest shares of a pattern."""
         check_choice(pattern, PATTERNS, "pattern")
-        lines = [
+        order = sorted(self.shares, key=lambda place: -self.shares[place][pattern].value)
+        lines: list[Row] = [
             {
                 "name": f"L{block}.H{head}",
                 "block": block,
                 "head": head,
-                "share": shares[pattern].value,
-                "low": shares[pattern].low,
-                "high": shares[pattern].high,
+                "share": self.shares[block, head][pattern].value,
+                "low": self.shares[block, head][pattern].low,
+                "high": self.shares[block, head][pattern].high,
             }
-            for (block, head), shares in self.shares.items()
+            for block, head in order[:count]
         ]
-        return StrongestHeads(pattern, sorted(lines, key=lambda line: -line["share"])[:count])
+        return StrongestHeads(pattern, lines)
 
     def short(self) -> str:
         """What it is, in one line."""
