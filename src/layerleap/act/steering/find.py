@@ -94,7 +94,7 @@ def direction(
                 f"AUC is equally high at {len(best)} layers, {best[0]} to {best[-1]}, and the "
                 "middle one was taken: which of them steers best, only steering tells."
             )
-        alike += _optimistic(auc["value"], layer, per_layer.interval(layer)["value"])
+        alike += _compared(auc["value"], layer, per_layer.interval(layer)["value"])
     else:
         auc = per_layer.interval(layer)
     vector = states.vectors()[layer]
@@ -168,7 +168,7 @@ def read_prompts(source: str | Path) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _optimistic(value: float, layer: int, chosen: float) -> Iterator[str]:
+def _compared(value: float, layer: int, chosen: float) -> Iterator[str]:
     if f"{value:.2f}" != f"{chosen:.2f}":
         yield (
             f"The AUC of the direction, {value:.2f}, is not that of layer {layer} in the table, "
