@@ -20,7 +20,7 @@ def run(*words: object) -> Result:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
-    for name in ("llama", "bert"):
+    for name in ("llama", "bert", "t5"):
         model = tiny(name)
         model.model.save_pretrained(place / name)
         model.tokenizer.save_pretrained(place / name)  # type: ignore[union-attr]
@@ -68,6 +68,7 @@ def test_pages_have_pictures_and_no_script(place: Path, words: tuple[str, ...]) 
     page = Page(file.read_text(encoding="utf8"))
     assert page.all("svg")
     assert not page.all("script")
+    assert ("Hover over a bar" in page.text) == (words[0] == "attribute")
 
 
 def test_attention_and_heads_are_json_for_programs(place: Path) -> None:
@@ -84,7 +85,10 @@ def test_attention_and_heads_are_json_for_programs(place: Path) -> None:
         (("attribute", TEXT, "--token", "the cat"), "'the cat' is 2 tokens of this model"),
         (("attribute", TEXT, "--layer", 4), "layer 4 does not exist: this model has layers 0 to 3"),
         (("attribute", TEXT, "--by", "heads"), "did you mean 'head'?"),
-        (("attention", TEXT, "--head", 4), "head 4 does not exist"),
+        (("attention", TEXT, "--head", 4), "head 4 does not exist: this model has heads 0 to 3"),
+        (("attention", TEXT, "--head", 4, "--block", 2), "block 2 has heads 0 to 3"),
+        (("attribute", TEXT, "--bank", "default"), "a bank reads an inner layer"),
+        (("attribute", TEXT, "--target", "dog"), "is not an encoder-decoder"),
         (("attention", TEXT, "--block", 0), "block 0 does not exist"),
     ],
 )
@@ -98,3 +102,14 @@ def test_post_norm_models_are_refused_in_words(place: Path) -> None:
     result = run("attribute", place / "bert", "the <mask> sat")
     assert result.exit_code == 2
     assert "norms its whole stream after every part" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["attribute", "attention"])
+def test_encoder_decoders_are_told_of_the_option_for_what_they_write(
+    place: Path, command: str
+) -> None:
+    result = run(command, place / "t5", TEXT)
+    assert result.exit_code == 2
+    assert "say what it writes for TEXT by --target" in " ".join(result.output.split())
+    result = run(command, place / "t5", TEXT, "--target", "the dog")
+    assert result.exit_code == 0, result.output

@@ -7,7 +7,7 @@ import torch
 
 from edit_cases import wrapped
 from families import ALL, CLASSIFIERS
-from layerleap.errors import ModelRefused
+from layerleap.errors import BadSettings, ModelRefused
 from layerleap.lens.attention.attention import attention
 from layerleap.lens.attention.heads import heads
 from layerleap.models.discovery.probe import probe
@@ -132,3 +132,41 @@ def test_a_replaced_attention_is_shown_as_it_is():
 def test_models_that_read_no_text_have_no_named_patterns():
     with pytest.raises(ModelRefused, match="reads no text"):
         heads(wrapped("vit"))
+
+
+def test_the_strongest_heads_of_a_pattern_are_a_table_and_unknown_patterns_are_refused():
+    result = heads(wrapped("llama"), n_texts=2, n_tokens=4)
+    strongest = result.of("induction", 3)
+    shares = sorted((one["induction"].value for one in result.shares.values()), reverse=True)
+    assert [row["share"] for row in strongest.rows()] == shares[:3]
+    assert strongest.rows()[0]["name"] in str(strongest)
+    assert "{" not in str(strongest)
+    with pytest.raises(BadSettings, match="did you mean 'induction'"):
+        result.of("inductio")
+
+
+def test_one_text_gives_no_intervals_and_no_names():
+    result = heads(wrapped("llama"), n_texts=1, n_tokens=4)
+    assert "without names" in result.short()
+    assert "on 1 text of" in result.legend()
+    assert "95 %" not in result.legend()
+    assert "first from the third" in result.legend()
+    assert "on 2 texts of" in heads(wrapped("llama"), n_texts=2, n_tokens=4).legend()
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (1, "from the only position"),
+        (2, "from the second position"),
+        (3, "means over all positions but the first"),
+    ],
+)
+def test_what_measures_are_means_of_is_said_of_them_and_not_of_the_strip(length, words):
+    result = attention(wrapped("llama"), list(range(5, 5 + length)))
+    assert words not in result.headline()
+    assert words in result.legend()
+    strip, *maps = result.picture()["shapes"]
+    assert strip["title"].startswith(f"weights from position {length - 1}, ")
+    assert all(words in one["title"] for one in maps)
+    assert "positions away" in result.legend()

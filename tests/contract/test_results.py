@@ -66,6 +66,7 @@ MAKE = {
     "Attribution": lambda: ll.attribute(model(), TEXT, by="head"),
     "Attention": lambda: ll.attention(model(), TEXT),
     "HeadPatterns": lambda: ll.heads(model(), n_texts=2, n_tokens=5),
+    "StrongestHeads": lambda: ll.heads(model(), n_texts=2, n_tokens=5).of("induction"),
     "Patchscope": lambda: ll.patchscope(model(), TEXT, progress=False),
     "PatchGrid": lambda: ll.patch(
         model(),

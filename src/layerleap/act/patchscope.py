@@ -156,6 +156,12 @@ def patchscope(
             f"{transformer.identity.name} does not write text, so it cannot put a state into "
             "words; ll.read shows its states through a lens"
         )
+    if transformer.model.config.is_encoder_decoder:
+        raise ModelRefused(
+            f"{transformer.identity.name} is an encoder-decoder, which has no patchscope here: its "
+            "decoder writes after a source, not after a prompt; ll.read shows its states through "
+            "a lens"
+        )
     transformer.require_eval()
     target_ids, target_place = _target(transformer, IDENTITY if target is None else target)
     n_read = len(target_ids) + n_tokens - 1  # it does not read the last token that it writes

@@ -214,3 +214,8 @@ def test_a_bank_without_the_map_is_refused_before_anything_runs(model):
 def test_a_model_that_does_not_write_is_refused():
     with pytest.raises(ModelRefused, match="does not write text"):
         ll.patchscope(tiny("bert"), "the [MASK] sat")
+
+
+def test_an_encoder_decoder_is_refused():
+    with pytest.raises(ModelRefused, match="is an encoder-decoder, which has no patchscope here"):
+        ll.patchscope(tiny("t5"), "the cat sat")

@@ -259,3 +259,60 @@ def test_the_picture_is_a_curve_without_script(found, tmp_path):
     assert "<script" not in html
     Page(html)
     assert "A direction of" in write_page(tmp_path / "page.html", found.head(), found).read_text()
+
+
+@pytest.mark.parametrize("positions", ["last", "generated", [999], [63, 999]])
+def test_positions_that_no_scored_prediction_sees_are_refused(model, found, positions):
+    with pytest.raises(BadSettings, match="would change nothing that is scored"):
+        ll.steering_cost(model, found, text=sentences(4), positions=positions, progress=False)
+    cost = ll.steering_cost(
+        model, found, factors=[3.0], text=sentences(4), n_texts=1, positions=[0], progress=False
+    )
+    assert cost.lines[0]["kl"] > 0
+
+
+def test_the_cost_on_one_text_is_worded_as_that_of_one(model, found):
+    cost = ll.steering_cost(
+        model, found, factors=[3.0], text=sentences(4), n_texts=1, random=1, progress=False
+    )
+    assert "of 1 document of" in cost.short()
+    assert (
+        cost.legend()
+        == "random: 1 random vector of the same length; one document gives no intervals"
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_mean_over_tokens_leaves_the_first_out_unless_it_is_the_only_one(name):
+    model = tiny(name)
+    positive = ["cat", *POSITIVE]
+    own = direction(model, positive, layer=2, at="mean")
+    means = []
+    for texts in (positive, NEGATIVE):
+        h = [model.capture(one, layers=[2]).states[2][0] for one in texts]
+        means.append(torch.stack([one[min(1, len(one) - 1) :].mean(0) for one in h]).mean(0))
+    torch.testing.assert_close(own.vector, means[0] - means[1], rtol=1e-4, atol=1e-5)
+    assert "read as the mean over tokens" in own.legend()
+
+
+def test_an_auc_that_differs_from_that_of_the_chosen_layer_is_explained(model):
+    texts = sentences(80)
+    found = direction(model, texts[:40], texts[40:])
+    own, chosen = (f"{one:.2f}" for one in (found.auc["value"], found.layers[found.layer]["auc"]))
+    assert own != chosen
+    (note,) = (one for one in found.notes if "first line" in one)
+    assert own in note
+    assert chosen in note
+
+
+def test_no_prompts_are_counted_as_none(model, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    for empty in ([], (), tmp_path / "empty.txt"):
+        with pytest.raises(BadText, match="0 positive prompts; expected 4"):
+            direction(model, empty)
+
+
+def test_a_direction_of_an_earlier_version_does_not_know_how_long_states_are(found):
+    layers = [{k: v for k, v in row.items() if k != "state_length"} for row in found.layers]
+    with pytest.raises(BadArtifact, match="saved by an earlier version"):
+        replace(found, layers=layers).state_length(1)

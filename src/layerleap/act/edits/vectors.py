@@ -111,7 +111,7 @@ class ClampAlong(VectorEdit):
     """Keep the coordinate of h[layer] along a vector between `low` and `high`.
 
     Coordinates are inner products with the vector at length 1; a `Direction` says in `ends` which
-    ones its two sets of prompts have on average.
+    ones its two sets of prompts have on average, the negative set first.
 
         with model.edit(ll.edits.ClampAlong(15, direction, high=direction.ends[0])):
             ...

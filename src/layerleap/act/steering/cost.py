@@ -58,18 +58,25 @@ class SteeringCost(Result):
     def short(self) -> str:
         """What it is, in one line."""
         about = self.about
+        documents = "1 document" if about["documents"] == 1 else f"{about['documents']:,} documents"
         return (
             f"SteeringCost(h[{about['layer']}] of {about['model']}, {about['rows']:,} tokens of "
-            f"{about['documents']:,} documents of {about['text']}, "
+            f"{documents} of {about['text']}, "
             f"loss {about['loss']:.3f} unsteered)"
         )
 
     def legend(self) -> str:
         """How to read it, in one line."""
-        return (
-            f"random: {self.about['random']} random vectors of the same length, their mean; 95 % "
-            "intervals over documents"
+        random, documents = self.about["random"], self.about["documents"]
+        vectors = (
+            "1 random vector of the same length"
+            if random == 1
+            else f"{random} random vectors of the same length, their mean"
         )
+        intervals = (
+            "one document gives no intervals" if documents == 1 else "95 % intervals over documents"
+        )
+        return f"random: {vectors}; {intervals}"
 
 
 @checked
@@ -95,7 +102,7 @@ def steering_cost(
         text: what to read; by default the text that suits the model, such as "wikipedia".
         n_texts: how many sentences of it.
         random: how many random vectors of equal length to add as a control.
-        positions: where the edit acts: "all", "last" or numbers.
+        positions: where the edit acts: "all" or numbers; "last" as well if a model looks ahead.
         seed: of the random vectors.
     """
     if random < 1 or not factors:
@@ -117,6 +124,7 @@ def steering_cost(
         every = "every:8" if transformer.kind == "masked-token" else "all"
         source, sampling = resolve_text(transformer, text, Sampling(positions=every), report)
         batches = list(batches_of(transformer, source, sampling, side="both", n_texts=n_texts))
+        _require_scored(transformer, positions, batches)
         done, values = 0, []
         for batch in batches:
             values.append(_of_batch(transformer, batch, edits))
@@ -157,6 +165,27 @@ def steering_cost(
         "norm": direction.norm,
     }
     return SteeringCost(lines, about)
+
+
+def _require_scored(
+    transformer: Transformer, positions: Positions, batches: Sequence[Batch]
+) -> None:
+    """Refuse positions that no scored prediction depends on: they would seem to cost nothing."""
+    is_causal = transformer.kind == "next-token"
+    if positions == "generated" or (positions == "last" and is_causal):
+        raise BadSettings(
+            f"positions={positions!r} would change nothing that is scored: the text is read, not "
+            "written, and what follows its last token is not known; choose 'all' or numbers"
+        )
+    if isinstance(positions, str):
+        return
+    lengths = [int(batch.mask.sum(1).max()) for batch in batches]
+    end = max(lengths, default=0) - is_causal
+    if min(positions) >= end:
+        raise BadSettings(
+            f"positions {list(positions)} would change nothing that is scored: the longest text "
+            f"has predictions up to position {end - 1}"
+        )
 
 
 def _of_batch(transformer: Transformer, batch: Batch, edits: Mapping[Any, AddVector]) -> Tensor:

@@ -8,7 +8,7 @@ as well, by a layer chosen on the others. So the AUC that is reported has seen n
 that is given several times is in one fold only.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +64,8 @@ def direction(
         method: "mean" is the difference of the means; "pca" is the first principal component of the
             differences within pairs, as long as the means lie apart along it.
         at: read the state of the "last" token of each prompt (the default of models that continue
-            texts), or the "mean" over its tokens.
+            texts), or the "mean" over its tokens, without the first of a text of several: many
+            models have a state of outsized length there, which would drown all others.
         tokens: how many tokens to list that the direction promotes and suppresses.
     """
     transformer.require_eval()
@@ -93,6 +94,7 @@ def direction(
                 f"AUC is equally high at {len(best)} layers, {best[0]} to {best[-1]}, and the "
                 "middle one was taken: which of them steers best, only steering tells."
             )
+        alike += _compared(auc["value"], layer, per_layer.interval(layer)["value"])
     else:
         auc = per_layer.interval(layer)
     vector = states.vectors()[layer]
@@ -140,7 +142,8 @@ def _prompts(transformer: Transformer, given: Any, name: str) -> list[Any]:
         given = read_prompts(given)
     prompts = several(transformer, given)
     if prompts is None or len(prompts) < LEAST:
-        n = 1 if prompts is None else len(prompts)
+        is_empty = isinstance(given, Sized) and not len(given)
+        n = 0 if is_empty else 1 if prompts is None else len(prompts)
         raise BadText(
             f"{n} {name} prompt{'s' if n != 1 else ''}; expected {LEAST} or more, because some are "
             "held out"
@@ -163,6 +166,15 @@ def read_prompts(source: str | Path) -> list[str]:
         except UnicodeDecodeError as error:
             raise BadText(f"{source} is not UTF-8 text; save it as UTF-8") from error
     return [line for line in lines if line.strip()]
+
+
+def _compared(value: float, layer: int, chosen: float) -> Iterator[str]:
+    if f"{value:.2f}" != f"{chosen:.2f}":
+        yield (
+            f"The AUC of the direction, {value:.2f}, is not that of layer {layer} in the table, "
+            f"{chosen:.2f}: the prompts that the table is about chose the layer, while each of "
+            "those of the first line is scored at a layer that others chose."
+        )
 
 
 def _few(least: int) -> Iterator[str]:
@@ -198,6 +210,8 @@ def _states(
             if at == "last":
                 parts.append(h[:, torch.arange(len(last)), last])
             else:
+                if any(ids in inputs for ids in IDS):  # the first token of texts is left out
+                    real = real * ((real.cumsum(1) > 1) | (real.sum(1, keepdim=True) == 1))
                 weights = (real / real.sum(1, keepdim=True)).float()
                 parts.append(torch.einsum("lbpd,bp->lbd", h, weights))
             done += len(given)

@@ -31,7 +31,7 @@ class Direction(Result):
 
     vector      (d_model,), as long as the means of the two sets lie apart
     norm        its length in mean lengths of the states there
-    ends        the mean coordinates of the negative and the positive prompts along it
+    ends        the mean coordinates of both sets along it: (negative, positive)
     auc         how well it separates prompts that it was not found on, with its interval; the
                 choice of the layer is part of what was held out
     """
@@ -74,7 +74,13 @@ class Direction(Result):
 
     def state_length(self, layer: int) -> float:
         """The mean length of the states of h[layer] that it was found among."""
-        return float(self.layers[layer]["state_length"])
+        length = self.layers[layer].get("state_length")
+        if length is None:
+            raise BadArtifact(
+                f"{self.source or 'this direction'} was saved by an earlier version, without the "
+                "lengths of states; find it again with ll.direction, or use unit='vector'"
+            )
+        return float(length)
 
     def check_model(self, transformer: Transformer) -> None:
         """Raise `WrongModel` unless it was found in exactly this model."""
@@ -122,8 +128,9 @@ class Direction(Result):
         how = (
             "the difference of means" if self.method == "mean" else "the first principal component"
         )
+        where = "at the last token" if self.positions == "last" else "as the mean over tokens"
         return (
-            f"{how} of {n} positive and {m} negative prompts ({self.positions} position); AUC is "
+            f"{how} of {n} positive and {m} negative prompts, read {where}; AUC is "
             "the share of pairs of held-out prompts in the right order, with its 95 % interval; "
             "the norm is in mean lengths of the states of the layer"
         )

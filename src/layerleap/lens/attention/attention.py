@@ -97,17 +97,26 @@ class Attention(Result):
         return f"Attention({self._many()}, {len(self.tokens)} positions)"
 
     def headline(self) -> str:
-        """How many heads, and from where they look."""
-        where = "means over all positions but the first"
+        """How many heads, and on how much text."""
+        n = len(self.tokens)
+        return f"Attention of {self._many()} on {n} position{'s' if n > 1 else ''}"
+
+    def _measured(self) -> str:
+        """From where the heads look that are measured."""
         if self.position is not None:
-            where = f"from position {self.position}, {self.tokens[self.position]}"
-        return f"Attention of {self._many()}, {where}"
+            return f"from position {self.position}, {self.tokens[self.position]}"
+        if len(self.tokens) == 1:
+            return "from the only position"
+        if len(self.tokens) == 2:
+            return f"from the second position, {self.tokens[1]}"
+        return "means over all positions but the first"
 
     def legend(self) -> str:
         """What the columns mean."""
         return (
-            "Entropy: 0 looks at one token. Distance: positions back, on average. Weighted: shares "
-            "of weight times the length of what the head would write from there."
+            f"Measures of heads: {self._measured()}. Entropy: 0 looks at one token. Distance: how "
+            "many positions away a head looks, on average. Weighted: shares of weight times the "
+            "length of what the head would write from there."
         )
 
     def grids(self, width: int | None = None) -> list[Grid]:
@@ -159,7 +168,7 @@ class Attention(Result):
         room = [""] * (len(self.heads) - 1)
         ticks = [one for name in block_ticks(self.weights) for one in (name, *room)]
         width = max(2, min(12, 900 // rows.shape[1]))
-        title = f"from {self.tokens[at]}, all heads"
+        title = f"weights from position {at}, {self.tokens[at]}, all heads"
         size = (width, max(4, min(16, 480 // len(self.tokens))))
         return heat_map(title, rows.tolist(), self.tokens, ticks, cell=size, most=1.0)
 
@@ -173,9 +182,10 @@ class Attention(Result):
             ("entropy", "entropy"),
             ("distance", "distance"),
         ]
+        where = self._measured()
         for key, title in keys:
             rows = [[lines[block, head][key] for block in self.weights] for head in self.heads]
-            yield heat_map(title, rows, names, ticks, cell=(11, 14))
+            yield heat_map(f"{title}, {where}", rows, names, ticks, cell=(11, 14))
 
 
 @checked

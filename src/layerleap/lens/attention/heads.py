@@ -10,7 +10,7 @@ such a text can be guessed but by looking back, so what is measured is where a h
     t-n+1      induction: what followed that token (arXiv 2209.11895)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from layerleap.arguments import checked
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.errors import BadSettings, ModelRefused, check_choice
 from layerleap.lens.attention.recorder import patterns
 from layerleap.lens.attribution.prompt import OneInput
 from layerleap.lens.intervals import SHARE, Estimate, mean_interval
@@ -32,6 +32,30 @@ from layerleap.results.shapes import block_ticks, heat_map
 PATTERNS = ("previous", "first", "duplicate", "induction")
 NAMED = 0.3  # a head has the name of a pattern whose interval lies above this share
 SHOWN = 5  # heads of each pattern in the table
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StrongestHeads(Result):
+    """The heads with the largest shares of one pattern, in order; `rows()` gives them as dicts."""
+
+    TABLES: ClassVar[tuple[Table, ...]] = (
+        Table(
+            "heads",
+            "",
+            lambda result: result.lines,
+            (Column("name", "head"), estimate("share", form="{:.0f} %", scale=100)),
+        ),
+    )
+
+    FACTS: ClassVar[tuple[str, ...]] = ("pattern",)
+
+    pattern: str
+    lines: Sequence[Row]
+
+    def short(self) -> str:
+        """What it is, in one line."""
+        names = ", ".join(line["name"] for line in self.lines)
+        return f"StrongestHeads({self.pattern}: {names})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,13 +84,28 @@ class HeadPatterns(Result):
                 row |= {pattern: one.value, f"{pattern}_low": one.low, f"{pattern}_high": one.high}
             yield row
 
-    def of(self, pattern: str, count: int = SHOWN) -> list[Row]:
+    def of(self, pattern: str, count: int = SHOWN) -> StrongestHeads:
         """The heads with the largest shares of a pattern."""
-        return sorted(self.lines(), key=lambda row: -row[pattern])[:count]
+        check_choice(pattern, PATTERNS, "pattern")
+        order = sorted(self.shares, key=lambda place: -self.shares[place][pattern].value)
+        lines: list[Row] = [
+            {
+                "name": f"L{block}.H{head}",
+                "block": block,
+                "head": head,
+                "share": self.shares[block, head][pattern].value,
+                "low": self.shares[block, head][pattern].low,
+                "high": self.shares[block, head][pattern].high,
+            }
+            for block, head in order[:count]
+        ]
+        return StrongestHeads(pattern, lines)
 
     def short(self) -> str:
         """What it is, in one line."""
         names = [row["pattern"] for row in self.lines()]
+        if self.n_texts == 1:
+            return f"HeadPatterns({len(names)} heads, without names: one text gives no intervals)"
         counts = ", ".join(f"{names.count(one)} {one}" for one in PATTERNS)
         return f"HeadPatterns({len(names)} heads: {counts})"
 
@@ -77,10 +116,15 @@ class HeadPatterns(Result):
     def legend(self) -> str:
         """What was measured."""
         chance = ", ".join(f"{one} {100 * share:.0f} %" for one, share in self.chance.items())
+        texts, intervals, named = "1 text", "", ""
+        if self.n_texts > 1:
+            texts, intervals = f"{self.n_texts} texts", ", with 95 % intervals over texts"
+            named = f" Heads are named where the interval lies above {100 * NAMED:.0f} %."
         return (
-            f"Shares of attention on {self.n_texts} texts of {self.n_tokens} random tokens, "
-            "written twice, with 95 % intervals over texts. Even attention would give: "
-            f"{chance}. Heads are named where the interval lies above {100 * NAMED:.0f} %."
+            f"Shares of attention on {texts} of {self.n_tokens} random tokens, written "
+            f"twice{intervals}. Means: previous from the second position on, first from the third, "
+            "duplicate and induction over the second time that the tokens are written. Even "
+            f"attention would give: {chance}.{named}"
         )
 
     def facts(self) -> Row:
@@ -89,12 +133,7 @@ class HeadPatterns(Result):
 
     def grids(self, width: int | None = None) -> list[Grid]:
         """The strongest heads of each pattern."""
-        keys = {"share": "{}", "low": "{}_low", "high": "{}_high"}
-        rows = [
-            {"pattern": one, "name": row["name"]} | {k: row[v.format(one)] for k, v in keys.items()}
-            for one in PATTERNS
-            for row in self.of(one)
-        ]
+        rows = [{"pattern": one, **line} for one in PATTERNS for line in self.of(one).lines]
         share = estimate("share", form="{:.0f} %", scale=100)
         columns = (Column("pattern"), Column("name", "head"), share)
         return [grid_of(Table("", "", lambda _: rows, columns), self)]

@@ -65,7 +65,7 @@ def attribute(
         by: "part" (attention and FFN of each block), "head", "neuron" (the strongest of all
             blocks), or "source" (head by the position that it takes from).
         layer: attribute what a lens reads at this layer; the model's own logits when None.
-        bank: shortcuts to read an inner layer through; None is the logit lens.
+        bank: shortcuts to read `layer` through; None is the logit lens.
         other_model: allow a bank of another model of the same class and width, with a warning.
         top: how many neurons have rows of their own.
         total: also remove each component (its mean over `text` is put in its place at this
@@ -82,6 +82,8 @@ def attribute(
             "not a sum over the parts of one state; ll.attention can read this model"
         )
     check_number("layer", last if layer is None else layer, 0, last)
+    if bank is not None and layer is None:
+        raise BadSettings("a bank reads an inner layer; name one by layer, or leave out bank")
     if top < 0:
         raise BadSettings(f"top is {top}; expected 0 or more")
     if total and by == "source":

@@ -13,7 +13,7 @@ from layerleap.results.cells import Grid, grid_of
 from layerleap.results.columns import Column, Row, Table
 
 KEYS = ("part", "block", "head", "neuron")
-SHOWN = 20  # rows of a table; JSON and data frames have all
+SHOWN = 20  # rows of a table, but for neurons; JSON and data frames have all
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,6 +72,12 @@ class Attribution(Result):
         """The rows that add or take away most, strongest first."""
         return sorted(self.lines(), key=lambda row: -abs(row["direct"]))[:count]
 
+    def _shown(self) -> list[Row]:
+        """The rows of the table: the neurons, where these were asked for."""
+        rows = self.strongest(len(self.components))
+        neurons = [row for row in rows if row["neuron"] is not None]
+        return neurons or rows[:SHOWN]
+
     def short(self) -> str:
         """What it is, in one line."""
         return (
@@ -87,15 +93,17 @@ class Attribution(Result):
 
     def legend(self) -> str:
         """How to read it."""
-        more, removed = len(self.components) - SHOWN, ""
+        shown, removed = self._shown(), ""
+        more = len(self.components) - len(shown)
         if self.removed is not None:
             removed = (
                 " If removed: how much the score falls if the component's output here is its mean "
                 "over a reference text, and later components react."
             )
-        shown = f"The strongest {SHOWN}; {more} others in to_pandas(). " if more > 0 else ""
+        what = " neurons" if shown[0]["neuron"] is not None else ""
+        others = f"The strongest {len(shown)}{what}; {more} other rows in to_pandas(). "
         return (
-            f"{shown}Direct: what a component adds to the score; all rows add up to "
+            f"{others * (more > 0)}Direct: what a component adds to the score; all rows add up to "
             f"{self.total:.4g}, {abs(self.residue):.1e} off.{removed}"
         )
 
@@ -106,7 +114,7 @@ class Attribution(Result):
             columns.insert(1, Column("token", "from"))
         if self.removed is not None:
             columns.append(Column("if_removed", "if removed", form="{:+.3f}"))
-        return [grid_of(Table("", "", lambda _: self.strongest(), tuple(columns)), self)]
+        return [grid_of(Table("", "", lambda _: self._shown(), tuple(columns)), self)]
 
     def picture(self) -> Row:
         """A waterfall of parts or neurons, or heat maps of heads."""

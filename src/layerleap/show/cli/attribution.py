@@ -6,20 +6,35 @@ from typing import Annotated, Any
 import typer
 
 import layerleap
+from layerleap.errors import BadSettings
+from layerleap.models.facts import check_number
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model, Prompt, Text
-from layerleap.show.cli.preflight import Check
+from layerleap.show.cli.preflight import Arguments, Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, show, tell
 
+LEADS = {
+    "attribution": "Hover over a bar for its value.",
+    "attention": "The darker a cell, the larger its value.",
+    "heads": "The darker a cell, the more of its attention a head pays to the pattern.",
+}
 Position = Annotated[int | None, typer.Option(help="Which token; negative from the end.")]
 Target = Annotated[
     str | None, typer.Option(help="What an encoder-decoder writes for TEXT; this is what is read.")
 ]
 
-
 LAYER = Check(lambda number, typed: typed.model.check_layer(number))
 BLOCK = Check(lambda number, typed: typed.model.check_block(number))
-HEAD = Check(lambda head, typed: typed.model.check_part(typed.values["block"] or 1, head=head))
+
+
+def _check_head(head: int, typed: Arguments) -> None:
+    """The head exists in the block that is named, if one is."""
+    block, count = typed.values["block"], typed.model.n_heads
+    where = "this model" if block is None else f"block {block}"
+    check_number("head", head, 0, None if count is None else count - 1, where)
+
+
+HEAD = Check(_check_head)
 
 
 def attribute(
@@ -76,7 +91,8 @@ def attribute(
       layerleap attribute smollm2 "Rome is in" --token " Italy" --by head
     """
     with clean_errors():
-        transformer, given = loading.load(model), text if target is None else (text, target)
+        transformer = loading.load(model)
+        given = _given(transformer, text, target)
         others: Any = against[0] if against and len(against) == 1 else against or None
         with TerminalProgress() as progress:
             result = layerleap.attribute(
@@ -115,7 +131,8 @@ def attention(
     Example: layerleap attention smollm2 "The capital of France is" --block 24 --html heads.html
     """
     with clean_errors():
-        transformer, given = loading.load(model), text if target is None else (text, target)
+        transformer = loading.load(model)
+        given = _given(transformer, text, target)
         result = layerleap.attention(transformer, given, block, head, position=position)
         _show(result, transformer, "attention", text, html, json)
 
@@ -134,6 +151,17 @@ def heads(
         _show(layerleap.heads(transformer), transformer, "heads", "", html, json)
 
 
+def _given(transformer: Any, text: str, target: str | None) -> Any:
+    """What the model reads: a text, or a pair if it is an encoder-decoder."""
+    is_pair = transformer.model.config.is_encoder_decoder
+    name = transformer.identity.name
+    if is_pair and target is None:
+        raise BadSettings(f"{name} is an encoder-decoder; say what it writes for TEXT by --target")
+    if target is not None and not is_pair:
+        raise BadSettings(f"{name} is not an encoder-decoder; leave out --target")
+    return (text, target) if is_pair else text
+
+
 def _show(
     result: Any, transformer: Any, kicker: str, text: str, html: Path | None, json: bool
 ) -> None:
@@ -141,7 +169,7 @@ def _show(
         from layerleap.results.head import PageHead
         from layerleap.results.page import write_page
 
-        title, lead = ("Inside", transformer.identity.name, ""), "Hover over a bar for its value."
+        title, lead = ("Inside", transformer.identity.name, ""), LEADS[kicker]
         head = PageHead(kicker, title, (result.headline(),), kicker.capitalize(), lead, text)
         tell(f"as a page: {write_page(html, head, result)}")
     show(result, json=json)

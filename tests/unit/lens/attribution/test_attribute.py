@@ -256,3 +256,16 @@ def test_sizes_of_values_are_measured_after_the_gain_of_a_norm_behind_attention(
     torch.testing.assert_close(
         result.weighted(2), shares / shares.sum(-1, keepdim=True), rtol=1e-4, atol=1e-6
     )
+
+
+def test_a_table_shows_the_neurons_that_were_asked_for():
+    result = ll.attribute(tiny("llama"), "the cat sat", by="neuron", top=30)
+    (grid,) = result.grids()
+    assert len(grid.rows) == 30
+    assert result.legend().startswith("The strongest 30 neurons; ")
+    assert len(list(ll.attribute(tiny("llama"), "the cat sat", by="neuron", top=0).grids())) == 1
+
+
+def test_a_bank_without_a_layer_is_refused():
+    with pytest.raises(BadSettings, match="a bank reads an inner layer; name one by layer"):
+        ll.attribute(tiny("llama"), "the cat sat", bank="default")
