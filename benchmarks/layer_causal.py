@@ -79,8 +79,8 @@ class Steps:
         if how == "plain":
             self._plain()
             return
+        from layerleap.act.fine_tuning import SHARE
         from layerleap.act.learning.gradients import gradients
-        from layerleap.act.learning.trainer import SHARE
 
         options: dict[str, Any] = {"how": "full"}
         if how != "full":
