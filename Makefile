@@ -99,8 +99,9 @@ results: demo ## Update the figures and numbers shown in the README and docs (ha
 	  if [ -f build/$$file ]; then cp build/$$file docs/results/; fi; \
 	done
 
-picture: $(STAMP)  # the README's picture of the debugger; needs Chromium
+picture: $(STAMP)  # the README's picture of the debugger, and those of the verbs' pages; needs Chromium
 	$(BIN)/python tests/browser/picture.py
+	$(BIN)/python tests/browser/verb_pictures.py
 
 clean: ## Remove build/, caches and .venv
 	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info papers/*.egg-info
